@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+# The one door: `make help` lists what it opens.
+SHELL := /bin/sh
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+# The interpreter of the command line and the tests (3.11 or newer), and that of the start path (3.9 or newer).
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 /usr/bin/python3; do \
+  $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { command -v $$p; break; }; done)
+START_PYTHON ?= /usr/bin/python3
+CC ?= gcc
+OUR_VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpuruntime/__init__.py)
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := $(shell find cdi gpuruntime hooks -name '*.py')
+
+.PHONY: help setup packages demo test lint unit clean driver-root
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s'|'
+
+setup: packages $(BIN)/gpuruntime $(BIN)/gpu-container-runtime $(BIN)/gpu-cdi-hook build/bytecode ## make .venv with all commands, build the launcher, install missing packages
+
+packages:
+	@PYTHON='$(PYTHON)' scripts/setup
+
+$(BIN)/gpuruntime: requirements/dev.txt pyproject.toml | packages
+	@[ -n '$(PYTHON)' ] || { echo 'setup: no Python 3.11 or newer with venv was found' >&2; echo 'hint: run: make setup PYTHON=/path/to/python3' >&2; exit 1; }
+	@echo "setup: making $(VENV) with $(PYTHON)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# Freestanding and static: no C library reads the image's environment before we discard it.
+LAUNCHER_FLAGS := -std=c11 -Wall -Wextra -Wconversion -Wshadow -Werror -Os -nostdlib -static -ffreestanding \
+  -fno-pie -no-pie -fno-stack-protector -fno-asynchronous-unwind-tables -fno-tree-loop-distribute-patterns \
+  -Wl,-z,noexecstack -Wl,-z,noseparate-code -Wl,--build-id=none -s \
+  $(if $(filter x86_64,$(shell uname -m)),-fcf-protection=none)
+
+build/launcher: $(wildcard gpuruntime/launcher/*.[ch]) gpuruntime/__init__.py Makefile | packages
+	@mkdir -p build
+	@$(CC) $(LAUNCHER_FLAGS) '-DLIBDIR="$(CURDIR)"' '-DPYTHON="$(START_PYTHON)"' \
+	  '-DCLI_PYTHON="$(CURDIR)/$(BIN)/python"' '-DVERSION="$(OUR_VERSION)"' -o $@ gpuruntime/launcher/launcher.c
+
+$(BIN)/gpu-container-runtime $(BIN)/gpu-cdi-hook: build/launcher | $(BIN)/gpuruntime
+	@ln -sf ../../build/launcher $@
+
+# The start path imports from bytecode; without it each start compiles the modules again.
+build/bytecode: $(SOURCES) | packages
+	@$(START_PYTHON) -m compileall -q cdi gpuruntime hooks
+	@mkdir -p build && touch $@
+
+demo: setup ## two of eight GPUs in a real container, through us
+	@$(BIN)/python tests/demo/demo.py
+
+lint: setup ## ruff, mypy strict, import contracts
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --config pyproject.toml
+
+test: lint ## lint and every test that can run here
+	@$(BIN)/python -m pytest
+
+unit: setup ## the tests that need neither root nor containers
+	@$(BIN)/python -m pytest -m 'not system and not engine'
+
+driver-root: setup ## unpack NVIDIA's real user space: make driver-root VERSION=550 or VERSION=535
+	@$(BIN)/python tests/simhost/fetch_driver.py '$(or $(VERSION),550)'
+
+clean: ## remove what was built
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find cdi gpuruntime hooks tests -name __pycache__ -type d -exec rm -rf {} +

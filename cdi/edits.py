@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Container edits: collect those of a request and apply them to an OCI config; pure.
+
+On the start path. CDI SPEC.md, "containerEdits"; the OCI side is config.md and config-linux.md.
+What the host alone knows (a node's type and numbers) has been completed before `apply`.
+"""
+
+from __future__ import annotations
+
+import posixpath
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from cdi.wire import DeviceNode, Edits, Mount, OciConfig
+
+_LISTS = ("env", "deviceNodes", "netDevices", "mounts", "hooks", "additionalGids")
+
+
+def merge(parts: Iterable[Edits]) -> Edits:
+    """Return all *parts* as one: lists concatenated in order, the last intelRdt as a whole."""
+    merged: dict[str, Any] = {member: [] for member in _LISTS}
+    for part in parts:
+        for member in _LISTS:
+            merged[member].extend(part.get(member) or ())
+        if part.get("intelRdt") is not None:
+            merged["intelRdt"] = part["intelRdt"]
+    return merged  # type: ignore[return-value]  # a dict of exactly these members
+
+
+def describe(edits: Edits) -> list[str]:
+    """Return one line for each thing that *edits* would do."""
+    lines = [f"env {entry}" for entry in edits.get("env") or ()]
+    for node in edits.get("deviceNodes") or ():
+        lines.append(
+            f"device {node['path']} {node.get('type', '?')} "
+            f"{node.get('major', 0)}:{node.get('minor', 0)} {node.get('permissions', 'rwm')}"
+        )
+    for mount in edits.get("mounts") or ():
+        lines.append(f"mount {mount['hostPath']} on {mount['containerPath']}")
+    for hook in edits.get("hooks") or ():
+        lines.append(f"hook {hook['hookName']} {hook['path']}")
+    lines += [f"net device {item['hostInterfaceName']}" for item in edits.get("netDevices") or ()]
+    lines += [f"group {gid}" for gid in edits.get("additionalGids") or ()]
+    return lines
+
+
+def apply(edits: Edits, config: OciConfig) -> None:
+    """Apply completed *edits* to *config* in place; sections are made only when needed."""
+    if edits.get("env"):
+        process = _section(config, "process")
+        process["env"] = _merged_env(process.get("env") or [], edits["env"])
+    user = (config.get("process") or {}).get("user") or {}
+    for node in edits.get("deviceNodes") or ():
+        _apply_node(node, user, config)
+    for device in edits.get("netDevices") or ():
+        network = _section(_section(config, "linux"), "netDevices")
+        network[device["hostInterfaceName"]] = {"name": device["name"]}
+    if edits.get("mounts"):
+        _apply_mounts(edits["mounts"], config)
+    for hook in edits.get("hooks") or ():
+        members = ("path", "args", "env", "timeout")
+        _list(_section(config, "hooks"), hook["hookName"]).append(
+            {m: hook[m] for m in members if m in hook}  # type: ignore[literal-required]
+        )
+    rdt = edits.get("intelRdt")
+    if rdt is not None:
+        _section(config, "linux")["intelRdt"] = {k: v for k, v in rdt.items() if v}
+    for gid in edits.get("additionalGids") or ():
+        # 0 is what a lost value looks like, and every root process has it anyway.
+        if gid:
+            gids = _list(_section(_section(config, "process"), "user"), "additionalGids")
+            if gid not in gids:
+                gids.append(gid)
+
+
+def _section(parent: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the object *name* of *parent*, made if it is missing or null."""
+    if parent.get(name) is None:
+        parent[name] = {}
+    section: dict[str, Any] = parent[name]
+    return section
+
+
+def _list(parent: dict[str, Any], name: str) -> list[Any]:
+    """Return the list *name* of *parent*, made if it is missing or null."""
+    if parent.get(name) is None:
+        parent[name] = []
+    items: list[Any] = parent[name]
+    return items
+
+
+def _merged_env(env: list[str], edits: list[str]) -> list[str]:
+    """Return *env* with *edits* replaced in place by name (the last of repeats) or appended."""
+    merged = list(env)
+    position = {entry.partition("=")[0]: i for i, entry in enumerate(merged)}
+    for entry in edits:
+        name = entry.partition("=")[0]
+        if name in position:
+            merged[position[name]] = entry
+        else:
+            position[name] = len(merged)
+            merged.append(entry)
+    return merged
+
+
+def _apply_node(node: DeviceNode, user: dict[str, Any], config: OciConfig) -> None:
+    """Write *node* to linux.devices and, for a device, its rule to linux.resources.devices."""
+    device: dict[str, Any] = {"path": node["path"], "type": node["type"]}
+    for member in ("major", "minor", "fileMode"):
+        if member in node:
+            device[member] = node[member]  # type: ignore[literal-required]
+    for member in ("uid", "gid"):
+        if member in node:
+            device[member] = node[member]  # type: ignore[literal-required]
+        elif user.get(member, 0) > 0:
+            device[member] = user[member]
+    linux = _section(config, "linux")
+    devices = _list(linux, "devices")
+    same = [i for i, item in enumerate(devices) if item.get("path") == node["path"]]
+    if same:
+        del devices[same[0]]
+    if len(same) > 1:
+        devices[same[1] - 1] = device
+    else:
+        devices.append(device)
+    if node["type"] in ("b", "c"):
+        rule: dict[str, Any] = {"allow": True, "type": node["type"]}
+        rule.update({m: node[m] for m in ("major", "minor") if m in node})  # type: ignore[literal-required]
+        permissions = node.get("permissions") or "rwm"
+        if permissions != "none":
+            rule["access"] = permissions
+        _list(_section(linux, "resources"), "devices").append(rule)
+
+
+def _apply_mounts(edits: list[Mount], config: OciConfig) -> None:
+    """Replace mounts of the same destination, then sort all by depth, stably."""
+    namespaces = (config.get("linux") or {}).get("namespaces") or ()
+    in_user_namespace = any(item.get("type") == "user" for item in namespaces)
+    mounts = _list(config, "mounts")
+    for edit in edits:
+        mount: dict[str, Any] = {"destination": edit["containerPath"], "source": edit["hostPath"]}
+        if edit.get("type"):
+            mount["type"] = edit["type"]
+        options = list(edit.get("options") or ())
+        if in_user_namespace:
+            options += _idmap_option(edit.get("type", ""), options)
+        if options:
+            mount["options"] = options
+        for i, item in enumerate(mounts):
+            if item.get("destination") == mount["destination"]:
+                del mounts[i]
+                break
+        mounts.append(mount)
+    mounts.sort(key=lambda item: posixpath.normpath(item.get("destination") or ".").count("/"))
+
+
+def _idmap_option(kind: str, options: list[str]) -> list[str]:
+    """Return the option that makes a bind mount follow the container's id mappings."""
+    option = "idmap" if kind == "bind" else ""
+    for item in options:
+        if item in ("idmap", "ridmap"):
+            return []
+        if item in ("bind", "rbind"):
+            option = "idmap" if item == "bind" else "ridmap"
+    return [option] if option else []

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one exception of this package: what is wrong with a CDI document or request, by category."""
+
+from __future__ import annotations
+
+
+class CdiError(Exception):
+    """A document, a name or an injection is refused; *category* is a stable word for the reason."""
+
+    def __init__(self, category: str, message: str) -> None:
+        super().__init__(message)
+        self.category = category
+        self.message = message

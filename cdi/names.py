@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Qualified device names, `vendor/class=device`: parse and check (CDI SPEC.md, "Kind" and names)."""
+
+from __future__ import annotations
+
+import re
+
+from cdi.errors import CdiError
+
+# ASCII only: `re` would otherwise take letters of every alphabet for [a-z] under IGNORECASE.
+_VENDOR_OR_CLASS = re.compile(r"[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?\Z")
+_DEVICE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?\Z")
+
+
+def check_vendor(vendor: str) -> None:
+    """Raise CdiError "vendor" unless *vendor* begins with a letter and ends alphanumeric."""
+    if not _VENDOR_OR_CLASS.match(vendor):
+        raise CdiError("vendor", f'"{vendor}" is no vendor name')
+
+
+def check_class(name: str) -> None:
+    """Raise CdiError "class" unless *name* begins with a letter and ends alphanumeric."""
+    if not _VENDOR_OR_CLASS.match(name):
+        raise CdiError("class", f'"{name}" is no class name')
+
+
+def check_device(name: str) -> None:
+    """Raise CdiError "device-name" unless *name* begins and ends alphanumeric."""
+    if not _DEVICE.match(name):
+        raise CdiError("device-name", f'"{name}" is no device name')
+
+
+def split_kind(kind: str) -> tuple[str, str]:
+    """Split *kind* at its first slash into (vendor, class); ("", kind) if a side is missing."""
+    vendor, slash, name = kind.partition("/")
+    return (vendor, name) if slash and vendor and name else ("", kind)
+
+
+def split_device(device: str) -> tuple[str, str, str]:
+    """Split *device* into (vendor, class, name) without a grammar check; ("", "", device) if bare."""
+    kind, equals, name = device.partition("=")
+    if device.startswith("/") or not (equals and kind and name):
+        return "", "", device
+    vendor, cls = split_kind(kind)
+    return (vendor, cls, name) if vendor else ("", "", device)
+
+
+def parse_qualified(device: str) -> tuple[str, str, str]:
+    """Return (vendor, class, name) of a qualified name; raise CdiError if it is not one."""
+    vendor, cls, name = split_device(device)
+    if not vendor:
+        raise CdiError("vendor", f'"{device}" is not of the form vendor/class=device')
+    check_vendor(vendor)
+    check_class(cls)
+    check_device(name)
+    return vendor, cls, name
+
+
+def is_qualified(device: str) -> bool:
+    """Tell whether *device* is a qualified name."""
+    try:
+        parse_qualified(device)
+    except CdiError:
+        return False
+    return True

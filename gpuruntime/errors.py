@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exceptions that end a command with a message for a person; imports nothing.
+
+Each class names the phase in which the work stopped. The phase words are the ones operators
+already search their logs for.
+"""
+
+from __future__ import annotations
+
+
+class GpuRuntimeError(Exception):
+    """Something that was asked for cannot be done; *message* says what, *hint* what to do."""
+
+    phase = "runtime"
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.phase}: {self.message}"
+
+    def lines(self) -> str:
+        """Return the message and, on a second line, the hint."""
+        text = escape(str(self))
+        return f"{text}\nhint: {escape(self.hint)}" if self.hint else text
+
+
+class ConfigError(GpuRuntimeError):
+    """The config file, its snapshot or an option cannot be used."""
+
+    phase = "configuration"
+
+
+class RequestError(GpuRuntimeError):
+    """The container or the engine asks for something unreadable or not permitted."""
+
+    phase = "request"
+
+
+class BundleError(GpuRuntimeError):
+    """The bundle's config.json cannot be read unambiguously, or not be replaced."""
+
+    phase = "bundle"
+
+
+class UnresolvedDeviceError(GpuRuntimeError):
+    """A device that was named does not exist here."""
+
+    phase = "device"
+
+
+class DriverError(GpuRuntimeError):
+    """The driver is not there or does not answer."""
+
+    phase = "initialization"
+
+
+class DiscoveryError(GpuRuntimeError):
+    """The driver answers, but its files or nodes are not where they must be."""
+
+    phase = "detection"
+
+
+class SpecError(GpuRuntimeError):
+    """A CDI spec is invalid, or in conflict with another."""
+
+    phase = "spec"
+
+
+class MountError(GpuRuntimeError):
+    """An operation below the container's root failed."""
+
+    phase = "mount"
+
+
+class LdcacheError(GpuRuntimeError):
+    """The loader cache cannot be read or written."""
+
+    phase = "ldcache"
+
+
+class RuntimeExecError(GpuRuntimeError):
+    """The low-level runtime is missing (127) or not executable (126)."""
+
+    phase = "runtime"
+
+    def __init__(self, message: str, hint: str | None = None, exit_code: int = 127) -> None:
+        super().__init__(message, hint)
+        self.exit_code = exit_code
+
+
+MAX_MESSAGE_CHARS = 4096
+
+
+def escape(text: str) -> str:
+    r"""Return *text* as one line of printable ASCII of bounded length (others become \xNN).
+
+    Names in messages may come from an image or a pod: they must not forge log lines.
+    """
+    if len(text) > MAX_MESSAGE_CHARS:
+        text = text[:MAX_MESSAGE_CHARS] + "..."
+    if text.isascii() and text.isprintable():
+        return text
+    data = text.encode("utf-8", "surrogateescape" if _is_lossless(text) else "replace")
+    return "".join(chr(b) if 0x20 <= b < 0x7F else f"\\x{b:02x}" for b in data)
+
+
+def _is_lossless(text: str) -> bool:
+    return not any(0xD800 <= ord(c) < 0xDC80 or 0xDD00 <= ord(c) < 0xE000 for c in text)

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Say things: to stderr, to the engine's --log file, to our own debug file.
+
+On the start path. An engine shows its user the last record of the --log file, and reads JSON from
+it when it asked for that format.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+import time
+
+from gpuruntime.errors import escape
+
+LEVELS = ("error", "warning", "info", "debug")
+
+
+class Log:
+    """Where records go. *engine_log* and *json_format* are from the runtime's command line."""
+
+    def __init__(self, engine_log: str | None, *, json_format: bool, level: str = "info") -> None:
+        self.engine_log = engine_log
+        self.json_format = json_format
+        self.level = level
+        self.debug_file: str | None = None
+
+    def is_on(self, level: str) -> bool:
+        """Tell whether records of *level* are written."""
+        return LEVELS.index(level) <= LEVELS.index(self.level)
+
+    def record(self, level: str, message: str) -> None:
+        """Write one record to the engine's log and the debug file, if its level is on."""
+        if not self.is_on(level):
+            return
+        for path in (self.engine_log, self.debug_file):
+            if path and path != "/dev/null":
+                _append(path, self._line(level, message))
+
+    def error(self, text: str) -> None:
+        """Write the two lines of an error to stderr, and as ONE record to the log files."""
+        self.record("error", text)
+        if sys.stderr is not None:
+            try:
+                os.write(2, f"{text}\n".encode("ascii", "backslashreplace"))
+            except OSError:
+                # Nobody listens; the log has it.
+                pass
+
+    def warning(self, message: str) -> None:
+        """Record a warning; its text may come from a container."""
+        self.record("warning", escape(message))
+
+    def _line(self, level: str, message: str) -> str:
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        if self.json_format:
+            return json.dumps({"level": level, "msg": message, "time": now})
+        return f'time="{now}" level={level} msg={json.dumps(message)}'
+
+
+def _append(path: str, line: str) -> None:
+    """Append *line* to the regular file *path*; a log that cannot be written stops no container."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags, 0o644)
+    except OSError:
+        return
+    try:
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            os.write(fd, f"{line}\n".encode())
+    except OSError:
+        return
+    finally:
+        os.close(fd)

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bundle: read config.json strictly, replace it atomically.
+
+runc, crun and Python read some documents differently (repeated members, other letter case, bytes
+that are no UTF-8). Such a document is never edited, since what we add might not be what runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+
+from gpuruntime.errors import BundleError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from cdi.wire import OciConfig
+
+CONFIG_NAME = "config.json"
+MAX_CONFIG_BYTES = 16 << 20
+MAX_DEPTH = 64
+
+# The members of OCI config.md and config-linux.md that we read or write, by the object that has
+# them. Another spelling of one is a member to runc and none to crun.
+_OBJECTS: dict[str, tuple[str, ...]] = {
+    "": ("ociVersion", "process", "root", "mounts", "hooks", "linux", "annotations"),
+    "process": ("env", "user", "args", "cwd", "capabilities", "terminal"),
+    "process.user": ("uid", "gid", "additionalGids"),
+    "root": ("path", "readonly"),
+    "linux": ("devices", "resources", "namespaces", "intelRdt", "netDevices"),
+    "linux.resources": ("devices",),
+    "hooks": (
+        "prestart",
+        "createRuntime",
+        "createContainer",
+        "startContainer",
+        "poststart",
+        "poststop",
+    ),
+}
+# Object → its members that must be lists of objects, if they are there at all.
+_LISTS: dict[str, tuple[str, ...]] = {
+    "": ("mounts",),
+    "linux": ("devices", "namespaces"),
+    "linux.resources": ("devices",),
+    "hooks": _OBJECTS["hooks"],
+}
+
+
+class Bundle:
+    """A bundle directory, held open. `data` are the bytes of its config.json."""
+
+    def __init__(self, path: str, name: str = CONFIG_NAME) -> None:
+        """Open the bundle *path* and read its config *name*; raise BundleError."""
+        self.path = os.path.join(path, name)
+        self._name = name
+        try:
+            self._dirfd = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise self._unreadable(error.strerror or "?") from error
+        # O_NONBLOCK: a FIFO must not hang the engine. O_NOFOLLOW: nor may a link lead elsewhere.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            fd = os.open(name, flags, dir_fd=self._dirfd)
+        except OSError as error:
+            raise self._unreadable(error.strerror or "?") from error
+        try:
+            self._status = os.fstat(fd)
+            if not stat.S_ISREG(self._status.st_mode):
+                raise self._unreadable("not a regular file")
+            self.data = self._read(fd)
+        finally:
+            os.close(fd)
+
+    def _unreadable(self, why: str) -> BundleError:
+        return BundleError(
+            f'cannot read "{self.path}": {why}', "give the bundle a config.json that is a file"
+        )
+
+    def _read(self, fd: int) -> bytes:
+        data = b""
+        try:
+            while len(data) <= MAX_CONFIG_BYTES:
+                chunk = os.read(fd, MAX_CONFIG_BYTES + 1 - len(data))
+                if not chunk:
+                    return data
+                data += chunk
+        except OSError as error:
+            raise self._unreadable(error.strerror or "?") from error
+        raise self._unreadable(f"larger than {MAX_CONFIG_BYTES} bytes")
+
+    def parse(self) -> tuple[OciConfig, str | None]:
+        """Return the document and, if it must not be edited, the reason; raise BundleError.
+
+        BundleError: it is no JSON object at all, so the low-level runtime would fail as well.
+        """
+        doubts: list[str] = []
+
+        def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+            result = dict(pairs)
+            if len(result) != len(pairs):
+                keys = [key for key, _ in pairs]
+                twice = next(key for key in keys if keys.count(key) > 1)
+                doubts.append(f'member "{twice}" is there twice')
+            return result
+
+        def number(text: str) -> float:
+            value = float(text)
+            if value in (float("inf"), float("-inf")):
+                doubts.append(f"the number {text[:20]} is out of range")
+            return value
+
+        text = self._decode(doubts)
+        try:
+            config = json.loads(
+                text, object_pairs_hook=members, parse_float=number, parse_constant=_refuse
+            )
+        except RecursionError:
+            raise self._invalid("nested too deeply") from None
+        except ValueError as error:
+            raise self._invalid(str(error)) from error
+        if not isinstance(config, dict):
+            raise self._invalid("not an object")
+        if _depth_exceeds(config, MAX_DEPTH):
+            doubts.append(f"nested deeper than {MAX_DEPTH}")
+        if not doubts:
+            doubts += _shape_doubts(config)
+        return config, doubts[0] if doubts else None
+
+    def _decode(self, doubts: list[str]) -> str:
+        try:
+            return self.data.decode()
+        except UnicodeDecodeError as error:
+            doubts.append(f"no UTF-8 at byte {error.start}")
+            return self.data.decode("utf-8", "surrogateescape")
+
+    def _invalid(self, why: str) -> BundleError:
+        return BundleError(
+            f'"{self.path}" is no JSON object: {why}', "let the engine write the bundle again"
+        )
+
+    def ambiguous(self, why: str) -> BundleError:
+        """Return the error for a document that asks for GPUs and must not be edited."""
+        return BundleError(
+            f'cannot add GPUs to "{self.path}", which runtimes read differently: {why}',
+            "write the config without repeated or misspelled members, in UTF-8",
+        )
+
+    def store(self, config: OciConfig) -> None:
+        """Replace config.json by *config*, keeping mode and owner; raise BundleError.
+
+        A new file is renamed over the old one: at no moment is there half a document. Nothing
+        is synced, since a bundle does not outlive a power cut.
+        """
+        temporary = f".{self._name}.{os.urandom(8).hex()}"
+        try:
+            data = json.dumps(config, ensure_ascii=False, separators=(",", ":")).encode()
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            fd = os.open(temporary, flags, 0o600, dir_fd=self._dirfd)
+        except UnicodeEncodeError as error:
+            raise self.ambiguous("a lone surrogate") from error
+        except OSError as error:
+            raise self._unwritable(error) from error
+        try:
+            try:
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(fd, view) :]
+                ours = os.fstat(fd)
+                owner = (self._status.st_uid, self._status.st_gid)
+                if owner != (ours.st_uid, ours.st_gid):
+                    os.fchown(fd, *owner)
+                os.fchmod(fd, stat.S_IMODE(self._status.st_mode))
+            finally:
+                os.close(fd)
+            os.rename(temporary, self._name, src_dir_fd=self._dirfd, dst_dir_fd=self._dirfd)
+        except OSError as error:
+            os.unlink(temporary, dir_fd=self._dirfd)
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> BundleError:
+        return BundleError(
+            f'cannot replace "{self.path}": {error.strerror}',
+            "make the bundle's directory writable for the runtime",
+        )
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no JSON number")
+
+
+def _depth_exceeds(value: object, limit: int) -> bool:
+    level: list[object] = [value]
+    for _ in range(limit):
+        level = [
+            child
+            for item in level
+            if isinstance(item, (dict, list))
+            for child in (item.values() if isinstance(item, dict) else item)
+            if isinstance(child, (dict, list))
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _shape_doubts(config: OciConfig) -> list[str]:
+    """Return what in the parts that we edit is not as OCI has it."""
+    doubts = []
+    for where, known in _OBJECTS.items():
+        value: Any = config
+        for part in where.split(".") if where else ():
+            value = value.get(part) if isinstance(value, dict) else None
+        if value is None:
+            continue
+        if not isinstance(value, dict):
+            doubts.append(f"{where} is not an object")
+            continue
+        spelled = {name.lower(): name for name in known}
+        doubts += [
+            f'member "{key}" is a misspelled "{spelled[key.lower()]}"'
+            for key in value
+            if key not in known and key.lower() in spelled
+        ]
+        doubts += [
+            f"{where or 'config'}.{name} is not a list of objects"
+            for name in _LISTS.get(where, ())
+            if not _is_list_of_objects(value.get(name))
+        ]
+    environment = (config.get("process") or {}).get("env") if not doubts else None
+    if environment is not None and not isinstance(environment, list):
+        doubts.append("process.env is not a list")
+    return doubts
+
+
+def _is_list_of_objects(value: object) -> bool:
+    return value is None or (
+        isinstance(value, list) and all(isinstance(item, dict) for item in value)
+    )

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The runtime in front of the low-level runtime: add what a `create` asks for, then become it.
+
+On the start path; reads from the top: parse, resolve, complete, apply, store, exec. In this role we
+are transparent: the engine's environment, descriptors, directory and signals reach the low-level
+runtime as they came. The hooks, which trust nothing, share none of this.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from cdi import registry
+from cdi.edits import apply, describe
+from cdi.errors import CdiError
+from gpuruntime import config as settings
+from gpuruntime import request, slowpath
+from gpuruntime.errors import (
+    ConfigError,
+    GpuRuntimeError,
+    UnresolvedDeviceError,
+    escape,
+)
+from gpuruntime.log import Log
+from gpuruntime.oci import argv, devnodes, lowlevel
+from gpuruntime.oci.bundle import CONFIG_NAME, Bundle
+from gpuruntime.trust import may_trust
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from cdi.registry import Registry
+    from cdi.wire import Edits
+    from gpuruntime.config import Config
+    from gpuruntime.oci.argv import Command
+
+# Set by CPython at its start; the launcher tells whether they were ignored before.
+_IGNORED_BITS = ((1, signal.SIGPIPE), (2, signal.SIGXFSZ))
+
+
+def main(cli_python: str) -> None:
+    """Entry of the runtime role: `sys.argv` is ['-c', ignored signals,
+    the launcher's device and inode, argv[0], arguments…].
+
+    Never returns: it becomes the low-level runtime, or exits with the code of an error.
+    """
+    _, ignored, identity, launcher, *arguments = sys.argv
+    # Until the command line is read there is no log to write to.
+    log = Log(None, json_format=False)
+    try:
+        command = argv.parse(arguments)
+        log = Log(command.log, json_format=command.log_format == "json")
+        config = settings.load(os.environ, lambda path: _compile(path, cli_python, log))
+        log.level = "debug" if command.debug else config.log_level
+        log.debug_file = config.debug
+        runtime = lowlevel.find(config.runtimes, os.environ.get("PATH"), identity, log.warning)
+        if command.creates:
+            inject(command, config, cli_python, log)
+        _restore(int(ignored))
+        lowlevel.execute(runtime, arguments)
+    except GpuRuntimeError as error:
+        log.error(f"{os.path.basename(launcher)}: {error.lines()}")
+        sys.exit(error.exit_code)
+
+
+def inject(command: Command, config: Config, cli_python: str, log: Log) -> None:
+    """Add the devices that the bundle's container asks for to its config.json.
+
+    Raises GpuRuntimeError, with config.json untouched, if they cannot be given.
+    """
+    bundle = Bundle(command.bundle or "", command.config or CONFIG_NAME)
+    document, doubt = bundle.parse()
+    if not request.may_ask(bundle.data):
+        return
+    if doubt is not None:
+        raise bundle.ambiguous(doubt)
+    asked = request.from_oci(document, config.default_kind)
+    if not asked:
+        return
+    edits = devnodes.complete(resolve(asked, config, cli_python, log))
+    if log.is_on("debug"):
+        for line in describe(edits):
+            log.record("debug", escape(line))
+    apply(edits, document)
+    bundle.store(document)
+
+
+def resolve(asked: request.Request, config: Config, cli_python: str, log: Log) -> Edits:
+    """Return the edits of the CDI specs on disk for what is *asked*; raise if there are none."""
+    known = registry.load(
+        config.spec_dirs,
+        may_trust=may_trust,
+        decode_yaml=lambda texts: _decode_yaml(texts, cli_python),
+    )
+    for path, reasons in known.errors.items():
+        for reason in reasons:
+            log.warning(f'CDI spec "{path}" is not used: {reason}')
+    if asked.driver_only:
+        common = known.common_edits(config.default_kind)
+        if common is None:
+            raise _unresolved([config.default_kind], known, config)
+        return common
+    try:
+        return known.resolve(asked.devices)
+    except CdiError as error:
+        missing = [name for name in asked.devices if name not in known.devices]
+        raise _unresolved(missing, known, config) from error
+
+
+def _unresolved(names: Sequence[str], known: Registry, config: Config) -> GpuRuntimeError:
+    """Return the error for *names* that no CDI spec defines, with the most helpful hint."""
+    wanted = ", ".join(f'"{name}"' for name in names)
+    where = ", ".join(f'"{directory}"' for directory in config.spec_dirs)
+    if known.devices:
+        text = f"no CDI spec in {where} defines {wanted}"
+        hint = 'ask for a device that "gpuruntime cdi generate" names'
+    else:
+        text = f"no CDI spec found in {where}, wanted {wanted}"
+        hint = f'run "gpuruntime cdi generate --output {config.spec_dirs[-1]}/nvidia.yaml"'
+    if known.errors:
+        path, reasons = next(iter(known.errors.items()))
+        more = f", and {len(known.errors) - 1} more" if len(known.errors) > 1 else ""
+        text += f'; not used: "{path}" ({reasons[0]}){more}'
+    return UnresolvedDeviceError(text, hint)
+
+
+def _compile(path: str, cli_python: str, log: Log) -> Any:  # noqa: ANN401 (JSON)
+    """Return the values of the config file *path*, compiled by the full interpreter."""
+    answer = slowpath.ask(cli_python, "config", path)
+    if "error" in answer:
+        raise ConfigError(answer["error"], answer["hint"])
+    for warning in answer["warnings"]:
+        log.warning(warning)
+    return answer["values"]
+
+
+def _decode_yaml(texts: dict[str, str], cli_python: str) -> dict[str, Any]:
+    """Return path → document, or why there is none, of specs that are no strict JSON."""
+    answer = slowpath.ask(cli_python, "yaml", texts)
+    return {
+        path: found["document"]
+        if "document" in found
+        else CdiError(found["category"], found["error"])
+        for path, found in answer.items()
+    }
+
+
+def _restore(ignored: int) -> None:
+    """Undo what CPython's start changed and an exec hands on: two signals and LC_CTYPE."""
+    for bit, number in _IGNORED_BITS:
+        if not ignored & bit:
+            signal.signal(number, signal.SIG_DFL)
+    # CPython coerces the C locale by setting LC_CTYPE for its children. The kernel still has the
+    # environment as it was; setenv and unsetenv leave the other entries where they are.
+    with open("/proc/self/environ", "rb") as stream:
+        entries = stream.read().split(b"\0")
+    original = [entry[9:] for entry in entries if entry.startswith(b"LC_CTYPE=")]
+    if not original:
+        os.unsetenv("LC_CTYPE")
+    elif os.environb.get(b"LC_CTYPE") != original[0]:
+        os.putenv(b"LC_CTYPE", original[0])

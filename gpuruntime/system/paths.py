@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Open and create below a root that somebody else may change meanwhile: one dirfd, no strings.
+
+On the start path. Every path is resolved with the root as `/`, by openat2(2) with RESOLVE_IN_ROOT
+where the kernel has it and by a walk of O_NOFOLLOW steps where it does not. What came out of a
+resolution is used by its descriptor; the string is never looked up a second time.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+
+from gpuruntime.system import syscalls
+from gpuruntime.system.syscalls import SyscallError
+
+MAX_LINKS = 40
+MAX_TRIES = 128
+_O_PATH = os.O_PATH | os.O_CLOEXEC
+_O_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Root:
+    """A directory that stands for `/`; owns its descriptor `fd`."""
+
+    def __init__(self, path: str) -> None:
+        """Open *path*, a trusted path on the host that must not itself be a link."""
+        self.fd = os.open(path, _O_DIRECTORY)
+        self._has_openat2 = True
+
+    def close(self) -> None:
+        """Close the root's descriptor."""
+        os.close(self.fd)
+
+    def is_host_root(self) -> bool:
+        """Tell whether this is `/` of the process: never a container's root."""
+        host, ours = os.stat("/"), os.fstat(self.fd)
+        return (host.st_dev, host.st_ino) == (ours.st_dev, ours.st_ino)
+
+    def open_path(self, path: str) -> int:
+        """Return an O_PATH descriptor of what *path* names, links followed inside the root.
+
+        Raises OSError as open(2) does; EAGAIN after many tries against a busy attacker.
+        """
+        if "\0" in path:
+            raise SyscallError(errno.EINVAL, "a path with a NUL byte")
+        if not self._has_openat2:
+            return self._walk(path)
+        flags = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_MAGICLINKS
+        for _ in range(MAX_TRIES):
+            try:
+                return syscalls.openat2(self.fd, path.lstrip("/") or ".", _O_PATH, flags)
+            except SyscallError as error:
+                # EPERM is what an old seccomp profile answers instead of ENOSYS.
+                if error.errno in (errno.ENOSYS, errno.EPERM):
+                    self._has_openat2 = False
+                    return self._walk(path)
+                if error.errno != errno.EAGAIN:
+                    raise
+            time.sleep(0.0005)
+        raise SyscallError(errno.EAGAIN, f'openat2("{path}")')
+
+    def _walk(self, path: str) -> int:
+        """Resolve *path* one component at a time, as openat2 would."""
+        todo = [part for part in path.split("/") if part][::-1]
+        must_be_directory = path.endswith(("/", "/."))
+        stack = [os.dup(self.fd)]
+        links = 0
+        try:
+            while todo:
+                part = todo.pop()
+                if part == ".":
+                    _require_directory(stack[-1])
+                    continue
+                if part == "..":
+                    _require_directory(stack[-1])
+                    if len(stack) > 1:
+                        os.close(stack.pop())
+                    continue
+                fd = os.open(part, _O_PATH | os.O_NOFOLLOW, dir_fd=stack[-1])
+                if not stat.S_ISLNK(os.fstat(fd).st_mode):
+                    stack.append(fd)
+                    continue
+                try:
+                    target = os.readlink("", dir_fd=fd)
+                finally:
+                    os.close(fd)
+                links += 1
+                if links > MAX_LINKS:
+                    raise SyscallError(errno.ELOOP, f'walk("{path}")')
+                if target.startswith("/"):
+                    while len(stack) > 1:
+                        os.close(stack.pop())
+                if target.endswith("/"):
+                    todo.append(".")
+                todo += [p for p in target.split("/") if p][::-1]
+            if must_be_directory:
+                _require_directory(stack[-1])
+            return stack.pop()
+        finally:
+            for fd in stack:
+                os.close(fd)
+
+    def open_directory(self, path: str, *, create: bool = False) -> int:
+        """Return a descriptor of the directory *path*, made with its parents (0755) if *create*.
+
+        The descriptor can be listed, and be the dirfd of the *at calls. Raises OSError.
+        """
+        try:
+            fd = self.open_path(path)
+        except FileNotFoundError:
+            if not create:
+                raise
+            fd = self._create_directory(path)
+        try:
+            return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
+        finally:
+            os.close(fd)
+
+    def _create_directory(self, path: str) -> int:
+        """Make what is missing of *path* and return an O_PATH descriptor of it."""
+        parent, _, name = path.strip("/").rpartition("/")
+        if name in ("", ".", ".."):
+            raise SyscallError(errno.EINVAL, f'mkdir("{path}")')
+        parent_fd = self.open_directory(parent, create=True)
+        try:
+            try:
+                os.mkdir(name, 0o755, dir_fd=parent_fd)
+            except FileExistsError:
+                # Somebody else made it, or a dangling link stands there; the next open tells.
+                pass
+            return os.open(name, _O_DIRECTORY, dir_fd=parent_fd)
+        finally:
+            os.close(parent_fd)
+
+    def read_file(self, path: str, max_bytes: int) -> bytes:
+        """Return the content of the regular file *path*; raise OSError for anything else.
+
+        EFBIG if it has more than *max_bytes*. Nothing but a regular file is ever opened for
+        reading: a FIFO would hang, a device may act.
+        """
+        fd = self.open_path(path)
+        try:
+            return read_regular(fd, path, max_bytes)
+        finally:
+            os.close(fd)
+
+
+def _require_directory(fd: int) -> None:
+    if not stat.S_ISDIR(os.fstat(fd).st_mode):
+        raise SyscallError(errno.ENOTDIR, "walk")
+
+
+def reopen(fd: int, flags: int) -> int:
+    """Return a new descriptor of what *fd* (O_PATH) stands for, opened with *flags*."""
+    return os.open(f"/proc/self/fd/{fd}", flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+
+
+def read_regular(fd: int, name: str, max_bytes: int) -> bytes:
+    """Return the content of the regular file *fd* (O_PATH); *name* is for the error."""
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        raise SyscallError(errno.EINVAL, f'read("{name}"), which is no regular file')
+    if status.st_size > max_bytes:
+        raise SyscallError(errno.EFBIG, f'read("{name}")')
+    reader = reopen(fd, os.O_RDONLY)
+    try:
+        data = b""
+        while len(data) <= max_bytes:
+            chunk = os.read(reader, max_bytes + 1 - len(data))
+            if not chunk:
+                return data
+            data += chunk
+    finally:
+        os.close(reader)
+    raise SyscallError(errno.EFBIG, f'read("{name}")')
+
+
+def replace_file(dirfd: int, name: str, data: bytes, mode: int) -> None:
+    """Put a new file *name* with *data* into *dirfd*: created under a random name, then renamed.
+
+    What stands there, link or file, is replaced and never written through. Raises OSError, with
+    nothing left behind.
+    """
+    temporary = f".gpuruntime.{os.urandom(8).hex()}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(temporary, flags, 0o600, dir_fd=dirfd)
+    try:
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fchmod(fd, mode)
+            # Without it a power cut can leave an empty cache beside our drop-in.
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(temporary, name, src_dir_fd=dirfd, dst_dir_fd=dirfd)
+    except BaseException:
+        os.unlink(temporary, dir_fd=dirfd)
+        raise
+
+
+def replace_link(dirfd: int, name: str, target: str) -> bool:
+    """Make *name* in *dirfd* a link to *target*, atomically; tell whether it was not one already.
+
+    A directory in the way raises OSError and stays.
+    """
+    try:
+        if os.readlink(name, dir_fd=dirfd) == target:
+            return False
+    except OSError as error:
+        # Not there, or no link.
+        if error.errno not in (errno.ENOENT, errno.EINVAL):
+            raise
+    temporary = f".gpuruntime.{os.urandom(8).hex()}"
+    os.symlink(target, temporary, dir_fd=dirfd)
+    try:
+        os.rename(temporary, name, src_dir_fd=dirfd, dst_dir_fd=dirfd)
+    except BaseException:
+        os.unlink(temporary, dir_fd=dirfd)
+        raise
+    return True

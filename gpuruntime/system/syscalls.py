@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""System calls that Python does not have, as thin wrappers named like the calls.
+
+Each failure is a SyscallError that shows the call with its arguments.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+AT_FDCWD = -100
+AT_EMPTY_PATH = 0x1000
+AT_RECURSIVE = 0x8000
+OPEN_TREE_CLONE = 1
+OPEN_TREE_CLOEXEC = os.O_CLOEXEC
+MOVE_MOUNT_F_EMPTY_PATH = 0x04
+MOVE_MOUNT_T_EMPTY_PATH = 0x40
+MOUNT_ATTR_RDONLY = 0x01
+MOUNT_ATTR_NOSUID = 0x02
+MOUNT_ATTR_NODEV = 0x04
+MOUNT_ATTR_NOEXEC = 0x08
+MS_PRIVATE = 1 << 18
+FSOPEN_CLOEXEC = 1
+FSMOUNT_CLOEXEC = 1
+FSCONFIG_SET_STRING = 1
+FSCONFIG_CMD_CREATE = 6
+RESOLVE_NO_XDEV = 0x01
+RESOLVE_NO_MAGICLINKS = 0x02
+RESOLVE_NO_SYMLINKS = 0x04
+RESOLVE_IN_ROOT = 0x10
+PR_SET_DUMPABLE = 4
+MNT_DETACH = 2
+
+# Above 423 the numbers are the same on every architecture.
+_NR = {
+    "open_tree": 428,
+    "move_mount": 429,
+    "fsopen": 430,
+    "fsconfig": 431,
+    "fsmount": 432,
+    "close_range": 436,
+    "openat2": 437,
+    "mount_setattr": 442,
+}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_syscall = _libc.syscall
+_syscall.restype = ctypes.c_long
+_libc.umount2.argtypes = [ctypes.c_char_p, ctypes.c_int]
+_libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+
+
+class SyscallError(OSError):
+    """A system call that failed; *call* shows it with its arguments."""
+
+    def __init__(self, code: int, call: str) -> None:
+        super().__init__(code, os.strerror(code))
+        self.call = call
+
+    def __str__(self) -> str:
+        return f"{self.call}: {self.strerror}"
+
+
+def _call(name: str, *arguments: Any) -> int:  # noqa: ANN401 (ctypes values)
+    """Make the call, again after EINTR; return its result or raise SyscallError."""
+    native = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+    while True:
+        result: int = _syscall(ctypes.c_long(_NR[name]), *native)
+        if result >= 0:
+            return result
+        code = ctypes.get_errno()
+        if code != errno.EINTR:
+            shown = ", ".join(str(a) if isinstance(a, (int, bytes)) else "..." for a in arguments)
+            raise SyscallError(code, f"{name}({shown})")
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (
+        ("flags", ctypes.c_uint64),
+        ("mode", ctypes.c_uint64),
+        ("resolve", ctypes.c_uint64),
+    )
+
+
+class _MountAttr(ctypes.Structure):
+    _fields_ = (
+        ("attr_set", ctypes.c_uint64),
+        ("attr_clr", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("userns_fd", ctypes.c_uint64),
+    )
+
+
+def _c_string(path: str) -> bytes:
+    data = os.fsencode(path)
+    if b"\0" in data:
+        raise SyscallError(errno.EINVAL, "a path with a NUL byte")
+    return data
+
+
+def openat2(dirfd: int, path: str, flags: int, resolve: int, mode: int = 0) -> int:
+    """Open *path* below *dirfd* as openat2(2) does; O_CLOEXEC is added."""
+    how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
+    return _call("openat2", dirfd, _c_string(path), ctypes.byref(how), ctypes.sizeof(how))
+
+
+def open_tree(dirfd: int, path: str, flags: int) -> int:
+    """Return a descriptor of the mount tree at *path*; open_tree(2)."""
+    return _call("open_tree", dirfd, _c_string(path), flags)
+
+
+def move_mount(from_fd: int, to_fd: int) -> None:
+    """Attach the detached mount *from_fd* on the file or directory *to_fd*; move_mount(2)."""
+    flags = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH
+    _call("move_mount", from_fd, b"", to_fd, b"", flags)
+
+
+def mount_setattr(fd: int, attributes: int, propagation: int = MS_PRIVATE) -> None:
+    """Set MOUNT_ATTR_* *attributes* on the mount *fd*; mount_setattr(2)."""
+    attr = _MountAttr(attributes, 0, propagation, 0)
+    _call("mount_setattr", fd, b"", AT_EMPTY_PATH, ctypes.byref(attr), ctypes.sizeof(attr))
+
+
+def new_tmpfs(size_bytes: int, attributes: int) -> int:
+    """Return a descriptor of a new, detached tmpfs of *size_bytes*; fsopen(2), fsmount(2)."""
+    context = _call("fsopen", b"tmpfs", FSOPEN_CLOEXEC)
+    try:
+        for key, value in ((b"size", str(size_bytes).encode()), (b"mode", b"0755")):
+            _call("fsconfig", context, FSCONFIG_SET_STRING, key, value, 0)
+        _call("fsconfig", context, FSCONFIG_CMD_CREATE, None, None, 0)
+        return _call("fsmount", context, FSMOUNT_CLOEXEC, attributes)
+    finally:
+        os.close(context)
+
+
+def umount_detached(fd: int) -> None:
+    """Take the mount *fd* out of the tree, now or when it is last used; umount2(2), MNT_DETACH."""
+    if _libc.umount2(b"/proc/self/fd/%d" % fd, MNT_DETACH) != 0:
+        raise SyscallError(ctypes.get_errno(), f"umount2({fd}, MNT_DETACH)")
+
+
+def close_range(first: int) -> None:
+    """Close every descriptor from *first* on; close_range(2), or one by one on old kernels."""
+    try:
+        _call("close_range", first, 0xFFFFFFFF, 0)
+    except SyscallError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+        os.closerange(first, os.sysconf("SC_OPEN_MAX"))
+
+
+def set_undumpable() -> None:
+    """Forbid others of our uid to look into this process; prctl(2), PR_SET_DUMPABLE."""
+    if _libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+        raise SyscallError(ctypes.get_errno(), "prctl(PR_SET_DUMPABLE, 0)")

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The OCI state on stdin, the bundle it points to, and the container's root.
+
+OCI runtime.md, "State". The state's pid is not used: in a createContainer hook it is a number of
+the container's pid namespace (1 with runc, 0 with crun) while /proc is the host's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+
+from gpuruntime.errors import BundleError
+from gpuruntime.oci.bundle import Bundle
+from gpuruntime.system.paths import Root
+
+MAX_STATE_BYTES = 1 << 20
+
+
+def read_bundle(stdin: int) -> str:
+    """Return the bundle's path from the state on descriptor *stdin*; raise BundleError."""
+    data = b""
+    while len(data) <= MAX_STATE_BYTES:
+        chunk = os.read(stdin, MAX_STATE_BYTES)
+        if not chunk:
+            break
+        data += chunk
+    try:
+        if len(data) > MAX_STATE_BYTES:
+            raise ValueError(f"more than {MAX_STATE_BYTES} bytes")
+        state = json.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise BundleError(
+            f"the state on standard input is no JSON: {error}",
+            "let an OCI runtime call this hook; it is no command for people",
+        ) from error
+    bundle = state.get("bundle") if isinstance(state, dict) else None
+    if not isinstance(bundle, str) or not _is_plain(bundle):
+        raise BundleError(
+            f"the state on standard input names no bundle by an absolute path: {bundle!r}",
+            "let an OCI runtime call this hook; it is no command for people",
+        )
+    return bundle
+
+
+def open_root(bundle: str) -> Root:
+    """Return the root of the container in *bundle*, opened once for all that follows.
+
+    Raises BundleError if config.json names none that can be a container's.
+    """
+    document, doubt = Bundle(bundle).parse()
+    root = document.get("root")
+    path = root.get("path") if isinstance(root, dict) else None
+    if doubt is not None or not isinstance(path, str) or not path or "\0" in path:
+        raise _unusable(bundle, doubt or "no root.path")
+    host_path = posixpath.join(bundle, path)
+    if not _is_plain(host_path):
+        raise _unusable(bundle, f'root.path is "{path}"')
+    try:
+        opened = Root(host_path)
+    except OSError as error:
+        raise _unusable(bundle, f'root.path "{path}": {error.strerror}') from error
+    if opened.is_host_root():
+        raise _unusable(bundle, f'root.path "{path}" is the root of the host')
+    return opened
+
+
+def _is_plain(path: str) -> bool:
+    """Tell whether *path* is absolute, without `..` and NUL, and not the root itself."""
+    return (
+        path.startswith("/")
+        and "\0" not in path
+        and ".." not in path.split("/")
+        and posixpath.normpath(path) not in ("/", "//")
+    )
+
+
+def _unusable(bundle: str, why: str) -> BundleError:
+    return BundleError(
+        f'the config.json of "{bundle}" has no root that can be used: {why}',
+        "give the container a root file system of its own",
+    )

@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the launcher with test constants, and recording programs in place of what it may become."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LAUNCHER = ROOT / "gpuruntime" / "launcher" / "launcher.c"
+FAKES = ROOT / "tests" / "fakes" / "runtime"
+TWIN = ROOT / "tests" / "launcher" / "twin.c"
+START_PYTHON = "/usr/bin/python3"
+
+WARNINGS = ("-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror")
+FREESTANDING = (
+    *("-std=c11", *WARNINGS, "-Os", "-nostdlib", "-static", "-ffreestanding"),
+    *("-fno-pie", "-no-pie", "-fno-stack-protector", "-fno-asynchronous-unwind-tables"),
+    *("-fno-tree-loop-distribute-patterns", "-s"),
+    *("-Wl,-z,noexecstack", "-Wl,-z,noseparate-code", "-Wl,--build-id=none"),
+)
+SANITISED = (
+    *("-std=gnu11", *WARNINGS, "-g", "-O1"),
+    *("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+)
+RUNTIME_NAMES = (
+    *("gpu-container-runtime", "nvidia-container-runtime"),
+    *("nvidia-container-runtime.cdi", "nvidia-container-runtime.legacy"),
+)
+HOOK_NAMES = (
+    *("gpu-cdi-hook", "gpu-container-runtime-hook", "nvidia-cdi-hook"),
+    *("nvidia-container-runtime-hook", "nvidia-container-toolkit"),
+)
+VERSION = "9.8.7"
+CLI_PYTHON = "/cli/python"
+LIBRARY = "/library"
+
+
+def compile_c(source: Path, output: Path, *options: str, cc: str = "gcc") -> None:
+    """Compile one C file; the compiler's own words are the failure message."""
+    command = [cc, *options, "-o", str(output), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
+
+
+def constants(**values: str) -> list[str]:
+    """Return the string constants of a launcher build as compiler options."""
+    return [f'-D{name}="{value}"' for name, value in values.items()]
+
+
+@dataclass
+class Record:
+    """What a recording program saw, by part."""
+
+    parts: dict[str, bytes]
+
+    @classmethod
+    def read(cls, path: Path) -> Record:
+        """Read the format that tests/fakes/runtime/recorder.c writes."""
+        data = path.read_bytes()
+        parts = {}
+        while data:
+            head, _, rest = data.partition(b"\n")
+            name, length = head.removeprefix(b"@").split()
+            parts[name.decode()] = rest[: int(length)]
+            data = rest[int(length) + 1 :]
+        return cls(parts)
+
+    @property
+    def arguments(self) -> list[bytes]:
+        """The argument list with argv[0]."""
+        return self.parts["cmdline"].split(b"\0")[:-1]
+
+    @property
+    def environment(self) -> list[bytes]:
+        """The environment block, entry by entry in its order."""
+        return self.parts["environ"].split(b"\0")[:-1]
+
+    @property
+    def status(self) -> dict[str, str]:
+        """The fields of /proc/self/status."""
+        lines = self.parts["status"].decode().splitlines()
+        return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+    @property
+    def descriptors(self) -> dict[int, tuple[int, int, str]]:
+        """Number → position, flags and target of each open descriptor."""
+        found = {}
+        for line in self.parts["fds"].decode("utf-8", "surrogateescape").splitlines():
+            number, position, flags, target = line.split(" ", 3)
+            found[int(number)] = int(position), int(flags, 8), target
+        return found
+
+    @property
+    def process(self) -> dict[str, int]:
+        """The ids of the process and its parent-death signal."""
+        lines = self.parts["process"].decode().splitlines()
+        return {name: int(value) for name, value in (line.split() for line in lines)}
+
+
+@dataclass
+class Outcome:
+    """How one start ended: exit code, output, and who recorded it, if anybody."""
+
+    returncode: int
+    pid: int
+    stdout: bytes
+    stderr: bytes
+    records: dict[str, Record]
+
+    @property
+    def who(self) -> str | None:
+        """Which program the launcher became; at most one can have been it."""
+        assert len(self.records) <= 1, self.records.keys()
+        return next(iter(self.records), None)
+
+    @property
+    def record(self) -> Record:
+        """The record of that program."""
+        assert self.records, self.stderr.decode(errors="replace")
+        return next(iter(self.records.values()))
+
+
+@dataclass
+class Workshop:
+    """The built programs below one directory that belongs to this test session."""
+
+    root: Path
+    built: dict[str, Path] = field(default_factory=dict)
+
+    def path(self, name: str) -> Path:
+        """Return a path below the session's directory."""
+        return self.root / name
+
+    def fixed(self) -> dict[str, str]:
+        """Return the constants of a launcher whose every outcome is a recording program."""
+        return {
+            "LIBDIR": LIBRARY,
+            "PYTHON": str(self.path("python")),
+            "CLI_PYTHON": CLI_PYTHON,
+            "VERSION": VERSION,
+            "COMPANION": str(self.path("run/launcher")),
+            "CONFIG_ROOT": str(self.path("etc")),
+            "STANDARD_PATH": f"{self.path('standard')}:{self.path('standard2')}",
+        }
+
+    def build(self, name: str, options: tuple[str, ...] = FREESTANDING, **changed: str) -> Path:
+        """Return a directory of links to a launcher, built once for each *name*."""
+        if name not in self.built:
+            directory = self.path(f"programs/{name}")
+            directory.mkdir(parents=True)
+            binary = directory / "launcher"
+            source = TWIN if options is SANITISED else LAUNCHER
+            compile_c(source, binary, *options, *constants(**{**self.fixed(), **changed}))
+            for link in (*RUNTIME_NAMES, *HOOK_NAMES):
+                (directory / link).symlink_to("launcher")
+            self.built[name] = directory
+        return self.built[name]
+
+
+@dataclass
+class Bench:
+    """One test's view: clean directories, programs to start, their records."""
+
+    workshop: Workshop
+
+    def path(self, name: str) -> Path:
+        """Return a path below the session's directory."""
+        return self.workshop.path(name)
+
+    def put(self, name: str) -> Path:
+        """Put a recording program at *name*."""
+        path = self.path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(self.path("recorder"), path)
+        return path
+
+    def environment(self, **changed: str) -> dict[str, str]:
+        """Return an environment with the recording low-level runtimes on PATH."""
+        return {"PATH": str(self.path("lowlevel")), **changed}
+
+    def start(
+        self,
+        command: list[str] | list[bytes],
+        *,
+        habits: tuple[str, ...] = (),
+        program: str | None = None,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+    ) -> Outcome:
+        """Start *command* as a caller with *habits* does, and collect what was recorded."""
+        for old in self.workshop.root.rglob("*.record"):
+            old.unlink()
+        executable = program or os.fsdecode(command[0])
+        with subprocess.Popen(
+            [str(self.path("caller")), *habits, "--", executable, *command],
+            env=self.environment() if env is None else env,
+            cwd=cwd or str(self.path("empty")),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as child:
+            stdout, stderr = child.communicate(timeout=60)
+        found = {
+            str(path.relative_to(self.workshop.root)).removesuffix(".record"): Record.read(path)
+            for path in self.workshop.root.rglob("*.record")
+        }
+        return Outcome(child.returncode, child.pid, stdout, stderr, found)
+
+    def runtime(
+        self,
+        *arguments: str,
+        build: str = "plain",
+        name: str = "gpu-container-runtime",
+        habits: tuple[str, ...] = (),
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+    ) -> Outcome:
+        """Start the launcher with test constants in its runtime role."""
+        program = str(self.workshop.build(build) / name)
+        return self.start([program, *arguments], habits=habits, env=env, cwd=cwd)
+
+    def hook(
+        self,
+        *arguments: str,
+        name: str = "gpu-cdi-hook",
+        habits: tuple[str, ...] = (),
+        env: dict[str, str] | None = None,
+    ) -> Outcome:
+        """Start the launcher with test constants in its hook role."""
+        program = str(self.workshop.build("plain") / name)
+        return self.start([program, *arguments], habits=habits, env=env)
+
+
+@pytest.fixture(scope="session")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    """Return the built programs of this session."""
+    root = tmp_path_factory.mktemp("launcher")
+    made = Workshop(root)
+    compile_c(FAKES / "recorder.c", made.path("recorder"), "-static", "-O1", "-Wall", "-Wextra")
+    compile_c(FAKES / "caller.c", made.path("caller"), "-static", "-O1", "-Wall", "-Wextra")
+    made.build("plain")
+    return made
+
+
+@pytest.fixture
+def bench(workshop: Workshop) -> Bench:
+    """Return the programs with runc and crun on PATH, no config file, no companion."""
+    for name in ("run", "etc", "standard", "standard2", "lowlevel", "other", "empty"):
+        directory = workshop.path(name)
+        if directory.exists():
+            directory.chmod(stat.S_IRWXU)
+            shutil.rmtree(directory)
+        directory.mkdir(mode=0o755)
+        directory.chmod(0o755)
+    made = Bench(workshop)
+    for name in ("python", "lowlevel/runc", "lowlevel/crun"):
+        made.put(name)
+    return made
+
+
+@pytest.fixture(scope="session")
+def twin(workshop: Workshop) -> str:
+    """Return the name of the build under the address and undefined-behaviour sanitisers."""
+    probe = workshop.path("probe.c")
+    probe.write_text("int main(void) { return 0; }\n")
+    done = subprocess.run(
+        ["gcc", *SANITISED, "-o", str(workshop.path("probe")), str(probe)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        pytest.skip(f"gcc has no sanitiser runtime (libasan, libubsan): {done.stderr.strip()}")
+    workshop.build("twin", SANITISED)
+    return "twin"
+
+
+@pytest.fixture(scope="session")
+def real(workshop: Workshop) -> Path:
+    """Return the links to a launcher that starts this tree's own Python code."""
+    return workshop.build(
+        "real",
+        LIBDIR=str(ROOT),
+        PYTHON=START_PYTHON,
+        CLI_PYTHON=sys.executable,
+        COMPANION="/run/gpuruntime/launcher",
+        CONFIG_ROOT="/etc",
+    )

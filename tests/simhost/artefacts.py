@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The simulated driver's user space: real ELF files, compiled once and kept under build/simhost.
+
+The layout is that of NVIDIA's own installer on Debian: everything in the multi-arch directory,
+SONAME links beside the files. A change of any source or of this table builds anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+BUILD = HERE.parents[1] / "build" / "simhost"
+MULTIARCH = f"{platform.machine()}-linux-gnu"
+LIBRARY_DIRECTORY = f"usr/lib/{MULTIARCH}"
+CFLAGS = ("-O2", "-Wall", "-Wextra", "-Werror")
+
+
+class SimhostError(Exception):
+    """What stops the simulated host: one line, and one thing to do."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message if hint is None else f"{message}\nhint: {hint}")
+
+
+@dataclass(frozen=True)
+class Library:
+    """One driver library.
+
+    *soname* is None where it is the file's whole name; *plain_link*: there is a link `NAME.so`.
+    """
+
+    name: str
+    soname: str | None
+    needed: tuple[str, ...] = ()
+    plain_link: bool = False
+
+    def file(self, version: str) -> str:
+        """Name of the file for driver *version*."""
+        return f"{self.name}.so.{version}"
+
+
+# Names, SONAMEs, needed libraries and plain-name links as in driver 550. Order: a library stands
+# behind what it needs. libnvidia-ml is not here: it is the fake NVML.
+LIBRARIES = (
+    # compute
+    Library("libcuda", "libcuda.so.1", plain_link=True),
+    Library("libcudadebugger", "libcudadebugger.so.1"),
+    Library("libnvidia-allocator", "libnvidia-allocator.so.1"),
+    Library("libnvidia-gpucomp", None),
+    Library("libnvidia-nvvm", "libnvidia-nvvm.so.4"),
+    Library("libnvidia-opencl", "libnvidia-opencl.so.1"),
+    Library("libnvidia-pkcs11-openssl3", None),
+    Library("libnvidia-ptxjitcompiler", "libnvidia-ptxjitcompiler.so.1"),
+    # utility
+    Library("libnvidia-cfg", "libnvidia-cfg.so.1"),
+    # video
+    Library("libnvcuvid", "libnvcuvid.so.1", plain_link=True),
+    Library("libnvidia-encode", "libnvidia-encode.so.1", ("libnvcuvid",), plain_link=True),
+    Library("libnvidia-opticalflow", "libnvidia-opticalflow.so.1", ("libnvcuvid",)),
+    # graphics and display
+    Library("libnvidia-glsi", None),
+    Library("libnvidia-tls", None),
+    Library("libnvidia-glcore", None, ("libnvidia-tls", "libnvidia-gpucomp")),
+    Library("libnvidia-eglcore", None, ("libnvidia-glsi", "libnvidia-gpucomp")),
+    Library(
+        "libGLX_nvidia",
+        "libGLX_nvidia.so.0",
+        ("libnvidia-glsi", "libnvidia-tls", "libnvidia-glcore"),
+    ),
+    Library("libEGL_nvidia", "libEGL_nvidia.so.0", ("libnvidia-glsi",)),
+    Library("libnvidia-fbc", "libnvidia-fbc.so.1", plain_link=True),
+)
+TOOLS = (
+    "nvidia-debugdump",
+    "nvidia-persistenced",
+    "nvidia-cuda-mps-control",
+    "nvidia-cuda-mps-server",
+)
+FIRMWARE = ("gsp_ga10x.bin", "gsp_tu10x.bin")
+# The CUDA version that a driver branch brings, as cuDriverGetVersion reports it.
+CUDA_VERSIONS = {"525": 12000, "535": 12020, "550": 12040, "570": 12080, "580": 13000}
+
+
+def cuda_version(version: str) -> int:
+    """Return what cuDriverGetVersion reports for driver *version*."""
+    return CUDA_VERSIONS.get(version.split(".", 1)[0], 12040)
+
+
+def driver_tree(version: str) -> Path:
+    """Return the root (`usr/…`) of the simulated user space of driver *version*."""
+    return _built(f"driver-{version}", lambda root: _build_driver(root, version))
+
+
+def fake_nvml() -> Path:
+    """Return the compiled fake NVML."""
+    return _built("nvml", _build_nvml) / "libnvidia-ml.so.1"
+
+
+def nvidia_smi() -> Path:
+    """Return the nvidia-smi that lists what the fake NVML reports."""
+    return _built("nvidia-smi", _build_smi) / "nvidia-smi"
+
+
+def fakeproc_hook() -> Path:
+    """Return the static createRuntime hook that shows /proc/driver inside a container."""
+    return _built("fakeproc", _build_fakeproc) / "fakeproc"
+
+
+def _build_driver(root: Path, version: str) -> None:
+    libraries = root / LIBRARY_DIRECTORY
+    libraries.mkdir(parents=True)
+    (root / "lib").symlink_to("usr/lib")
+    for library in LIBRARIES:
+        _build_stub(libraries, library, version)
+    shutil.copyfile(fake_nvml(), libraries / f"libnvidia-ml.so.{version}")
+    (libraries / "libnvidia-ml.so.1").symlink_to(f"libnvidia-ml.so.{version}")
+    (libraries / "libnvidia-ml.so").symlink_to("libnvidia-ml.so.1")
+    programs = root / "usr/bin"
+    programs.mkdir()
+    shutil.copy(nvidia_smi(), programs / "nvidia-smi")
+    for tool in TOOLS:
+        _compile(HERE / "tool.c", programs / tool, f'-DTOOL_NAME="{tool}"')
+    firmware = root / "usr/lib/firmware/nvidia" / version
+    firmware.mkdir(parents=True)
+    for name in FIRMWARE:
+        (firmware / name).write_bytes(b"simulated firmware\n")
+
+
+def _build_stub(directory: Path, library: Library, version: str) -> None:
+    file = library.file(version)
+    soname = library.soname or file
+    flags = ["-shared", "-fPIC", f"-Wl,-soname,{soname}", f'-DSTUB_NAME="{library.name}"']
+    if library.name == "libcuda":
+        flags.append(f"-DSTUB_CUDA_VERSION={cuda_version(version)}")
+    needed = [str(directory / f"{name}.so.{version}") for name in library.needed]
+    _compile(
+        HERE / "stub.c",
+        directory / file,
+        *flags,
+        f"-Wl,--no-as-needed,-rpath-link,{directory}",
+        *needed,
+    )
+    if soname != file:
+        (directory / soname).symlink_to(file)
+    if library.plain_link:
+        (directory / f"{library.name}.so").symlink_to(soname)
+
+
+def _build_nvml(root: Path) -> None:
+    flags = ("-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libnvidia-ml.so.1")
+    _compile(HERE / "fakenvml.c", root / "libnvidia-ml.so.1", *flags, "-ldl")
+
+
+def _build_smi(root: Path) -> None:
+    _compile(HERE / "nvidia-smi.c", root / "nvidia-smi", "-ldl")
+
+
+def _build_fakeproc(root: Path) -> None:
+    _compile(HERE / "fakeproc.c", root / "fakeproc", "-static")
+
+
+def _compile(source: Path, target: Path, *flags: str) -> None:
+    command = ["gcc", *CFLAGS, "-o", str(target), str(source), *flags]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        message = "gcc is missing, which builds the simulated driver"
+        raise SimhostError(message, 'run "apt-get install gcc libc6-dev"') from None
+    if done.returncode != 0:
+        raise SimhostError(f'gcc on "{source}": {done.stderr.strip()}')
+
+
+def _built(name: str, build: Callable[[Path], None]) -> Path:
+    """Return the directory *name*, made by *build* unless one of the same sources is there."""
+    digest = hashlib.sha256()
+    for source in sorted([*HERE.glob("*.c"), HERE / "artefacts.py"]):
+        digest.update(source.read_bytes())
+    final = BUILD / f"{name}-{digest.hexdigest()[:12]}"
+    if final.is_dir():
+        return final
+    BUILD.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=BUILD))
+    try:
+        fresh.chmod(0o755)
+        build(fresh)
+        try:
+            os.rename(fresh, final)
+        except OSError:
+            # Somebody built the same at the same time: theirs is as good.
+            if not final.is_dir():
+                raise
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return final

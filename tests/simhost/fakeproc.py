@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Have a bundle's container see /proc/driver, as a kernel driver would have it (fakeproc.c)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import artefacts
+
+
+def add(bundle: Path) -> None:
+    """Put the createRuntime hook that shows /proc/driver into the config.json of *bundle*."""
+    path = bundle / "config.json"
+    config = json.loads(path.read_bytes())
+    hooks = config.setdefault("hooks", {}).setdefault("createRuntime", [])
+    hooks.append({"path": str(artefacts.fakeproc_hook())})
+    path.write_text(json.dumps(config))

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the simulated kernel driver shows: /proc, PCI devices, device nodes, NVML's answers.
+
+Everything is written below a directory given; mounting it is the business of namespace.py.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from artefacts import cuda_version
+
+MODEL = "NVIDIA H100 80GB HBM3"
+MEMORY_MIB = 81559
+# Slots of an eight-GPU server; more GPUs get more buses.
+BUSES = (0x1A, 0x1B, 0x4A, 0x4B, 0x8A, 0x8B, 0xCA, 0xCB)
+NVIDIA_MAJOR = 195
+DRM_MAJOR = 226
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One simulated GPU; its minor number is its index."""
+
+    index: int
+    uuid: str
+    bus_id: str
+    card: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """One device node below /dev."""
+
+    path: str
+    major: int
+    minor: int
+    mode: int
+    group: str = "root"
+
+
+@dataclass(frozen=True)
+class Host:
+    """The simulated machine."""
+
+    version: str
+    gpus: tuple[Gpu, ...]
+    modify_device_files: bool
+    majors: dict[str, int]
+
+    def nodes(self) -> list[Node]:
+        """Return the device nodes that the driver and its tools would have made."""
+        uvm = self.majors["nvidia-uvm"]
+        caps = self.majors["nvidia-caps"]
+        nodes = [
+            *(Node(f"nvidia{gpu.index}", NVIDIA_MAJOR, gpu.index, 0o666) for gpu in self.gpus),
+            Node("nvidiactl", NVIDIA_MAJOR, 255, 0o666),
+            Node("nvidia-modeset", NVIDIA_MAJOR, 254, 0o666),
+            Node("nvidia-uvm", uvm, 0, 0o666),
+            Node("nvidia-uvm-tools", uvm, 1, 0o666),
+            Node("nvidia-caps/nvidia-cap1", caps, 1, 0o400),
+            Node("nvidia-caps/nvidia-cap2", caps, 2, 0o444),
+        ]
+        for gpu in self.gpus:
+            nodes.append(Node(f"dri/card{gpu.card}", DRM_MAJOR, gpu.card, 0o660, "video"))
+            render = 128 + gpu.card
+            nodes.append(Node(f"dri/renderD{render}", DRM_MAJOR, render, 0o660, "render"))
+        return nodes
+
+
+def plan_host(version: str, count: int, *, modify_device_files: bool) -> Host:
+    """Return a host of *count* GPUs whose dynamic majors nothing on this machine uses."""
+    taken = _taken_majors(Path("/proc/devices").read_text(encoding="ascii"))
+    majors = {}
+    # A node with a major in use here would open somebody else's device.
+    for name, preferred in (("nvidia-uvm", 511), ("nvidia-caps", 236)):
+        majors[name] = next(major for major in range(preferred, 0, -1) if major not in taken)
+        taken.add(majors[name])
+    card = 1
+    while any(
+        os.path.exists(f"/sys/dev/char/{DRM_MAJOR}:{minor}")
+        for first in (card, 128 + card)
+        for minor in range(first, first + count)
+    ):
+        card += 1
+    gpus = tuple(
+        Gpu(
+            index,
+            f"GPU-{0x5F1E0000 + index:08x}-9a3c-4d27-8b60-{0xC1D2E3F4A00 + index:012x}",
+            f"0000:{BUSES[index] if index < len(BUSES) else 0xD0 + index - 8:02x}:00.0",
+            card + index,
+        )
+        for index in range(count)
+    )
+    return Host(version, gpus, modify_device_files, majors)
+
+
+def nvml_conf(host: Host, faults: list[str]) -> str:
+    """Return fakenvml.conf for *host*; *faults* are like `init-fails 9` or `initdelay_us 2000`."""
+    lines = [
+        f"driver {host.version}",
+        f"nvml 12.{host.version}",
+        f"cuda {cuda_version(host.version)}",
+        *(f"gpu {g.uuid} {g.index} {g.bus_id} {MEMORY_MIB} 0 {MODEL}" for g in host.gpus),
+        *(f if f.startswith("initdelay_us ") else f"fault {f}" for f in faults),
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def write_proc_driver(host: Host, directory: Path) -> None:
+    """Write what /proc/driver holds into *directory*."""
+    nvidia = directory / "nvidia"
+    (nvidia / "gpus").mkdir(parents=True)
+    (nvidia / "version").write_text(
+        f"NVRM version: NVIDIA UNIX {os.uname().machine} Kernel Module  {host.version}  Fake\n"
+        "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n"
+    )
+    (nvidia / "params").write_text(
+        "ResmanDebugLevel: 4294967295\n"
+        "RmLogonRC: 1\n"
+        f"ModifyDeviceFiles: {int(host.modify_device_files)}\n"
+        "DeviceFileUID: 0\n"
+        "DeviceFileGID: 0\n"
+        "DeviceFileMode: 438\n"
+        "EnableMSI: 1\n"
+        'RegistryDwords: ""\n'
+        'ExcludedGpus: ""\n'
+    )
+    for gpu in host.gpus:
+        entry = nvidia / "gpus" / gpu.bus_id
+        entry.mkdir()
+        (entry / "information").write_text(
+            f"Model: \t\t {MODEL}\n"
+            f"IRQ:   \t\t {100 + gpu.index}\n"
+            f"GPU UUID: \t {gpu.uuid}\n"
+            "Video BIOS: \t 96.00.5e.00.01\n"
+            "Bus Type: \t PCIe\n"
+            "DMA Size: \t 52 bits\n"
+            "DMA Mask: \t 0xfffffffffffff\n"
+            f"Bus Location: \t {gpu.bus_id}\n"
+            f"Device Minor: \t {gpu.index}\n"
+            f"GPU Firmware: \t {host.version}\n"
+            "GPU Excluded:\t No\n"
+        )
+    caps = directory / "nvidia-caps"
+    caps.mkdir()
+    (caps / "mig-minors").write_text("".join(_mig_minors()))
+    (caps / "nvlink-minors").write_text("fabric-mgmt 1\n")
+    (caps / "sys-minors").write_text("fabric-imex-mgmt 1\n")
+    for path in directory.rglob("*"):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+
+
+def proc_devices(host: Host, machine: str) -> str:
+    """Return /proc/devices as the machine's own text *machine* plus the driver's majors."""
+    character, separator, block = machine.partition("\nBlock devices:")
+    ours = [
+        f"{NVIDIA_MAJOR} nvidia",
+        f"{NVIDIA_MAJOR} nvidia-modeset",
+        f"{NVIDIA_MAJOR} nvidiactl",
+        f"{DRM_MAJOR} drm",
+        *(f"{major} {name}" for name, major in host.majors.items()),
+    ]
+    # Sorted by number, as the kernel prints them; the machine may have drm already.
+    lines = dict.fromkeys([*character.split("\n")[1:], *ours])
+    ordered = sorted((line.strip() for line in lines if line.strip()), key=_major_of)
+    body = "".join(f"{_major_of(line):3d} {line.split(None, 1)[1]}\n" for line in ordered)
+    return f"Character devices:\n{body}{separator}{block}"
+
+
+def write_pci_devices(host: Host, directory: Path) -> None:
+    """Write what /sys/bus/pci/devices holds: the machine's own entries and the GPUs."""
+    directory.mkdir()
+    machine = Path("/sys/bus/pci/devices")
+    if machine.is_dir():
+        for entry in machine.iterdir():
+            (directory / entry.name).symlink_to(entry.resolve())
+    for gpu in host.gpus:
+        entry = directory / gpu.bus_id
+        (entry / "drm" / f"card{gpu.card}").mkdir(parents=True)
+        (entry / "drm" / f"renderD{128 + gpu.card}").mkdir()
+        (entry / "vendor").write_text("0x10de\n")
+        (entry / "device").write_text("0x2330\n")
+        (entry / "class").write_text("0x030200\n")
+        (entry / "numa_node").write_text(f"{gpu.index * 2 // len(host.gpus)}\n")
+
+
+def make_nodes(host: Host, dev: Path) -> None:
+    """Make the driver's device nodes below *dev*, and the links to the DRM nodes by bus id."""
+    for node in host.nodes():
+        path = dev / node.path
+        path.parent.mkdir(exist_ok=True)
+        os.mknod(path, stat.S_IFCHR | node.mode, os.makedev(node.major, node.minor))
+        path.chmod(node.mode)
+        os.chown(path, 0, _group(node.group))
+    by_path = dev / "dri/by-path"
+    by_path.mkdir(exist_ok=True)
+    for gpu in host.gpus:
+        (by_path / f"pci-{gpu.bus_id}-card").symlink_to(f"../card{gpu.card}")
+        (by_path / f"pci-{gpu.bus_id}-render").symlink_to(f"../renderD{128 + gpu.card}")
+
+
+def _taken_majors(proc_devices_text: str) -> set[int]:
+    character = proc_devices_text.partition("Block devices:")[0]
+    return {_major_of(line) for line in character.split("\n")[1:] if line.strip()}
+
+
+def _major_of(line: str) -> int:
+    return int(line.split(maxsplit=1)[0])
+
+
+def _group(name: str) -> int:
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        return 0
+
+
+def _mig_minors() -> list[str]:
+    """Return every capability there can be: the driver lists them with or without the GPUs."""
+    lines = ["config 1\n", "monitor 2\n"]
+    minor = 3
+    for gpu in range(32):
+        for instance in range(15):
+            lines.append(f"gpu{gpu}/gi{instance}/access {minor}\n")
+            minor += 1
+            for compute in range(8):
+                lines.append(f"gpu{gpu}/gi{instance}/ci{compute}/access {minor}\n")
+                minor += 1
+    return lines

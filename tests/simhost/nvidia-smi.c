@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The simulated host's nvidia-smi: lists the GPUs that libnvidia-ml.so.1 reports, one a line in
+ * the form of `nvidia-smi -L`.  Exits 0; 12 if the library cannot be loaded; 15 if a GPU is lost;
+ * 9 if the driver does not answer, as the real program does.
+ */
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void *library;
+
+static void *entry(const char *name)
+{
+    void *found = dlsym(library, name);
+
+    if (!found) {
+        fprintf(stderr, "nvidia-smi: %s\n", dlerror());
+        exit(12);
+    }
+    return found;
+}
+
+int main(int argc, char **argv)
+{
+    int (*init)(void);
+    int (*count)(unsigned *);
+    int (*by_index)(unsigned, void **);
+    int (*name)(void *, char *, unsigned);
+    int (*uuid)(void *, char *, unsigned);
+    const char *(*error)(int);
+    unsigned gpus = 0;
+    int status = 0;
+    int code;
+
+    if (argc > 2 || (argc == 2 && strcmp(argv[1], "-L") != 0)) {
+        fprintf(stderr, "nvidia-smi: usage: nvidia-smi [-L]\n");
+        return 6;
+    }
+    library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+    if (!library) {
+        fprintf(stderr, "nvidia-smi: %s\n", dlerror());
+        return 12;
+    }
+    init = (int (*)(void))entry("nvmlInit_v2");
+    count = (int (*)(unsigned *))entry("nvmlDeviceGetCount_v2");
+    by_index = (int (*)(unsigned, void **))entry("nvmlDeviceGetHandleByIndex_v2");
+    name = (int (*)(void *, char *, unsigned))entry("nvmlDeviceGetName");
+    uuid = (int (*)(void *, char *, unsigned))entry("nvmlDeviceGetUUID");
+    error = (const char *(*)(int))entry("nvmlErrorString");
+
+    code = init();
+    if (code == 0)
+        code = count(&gpus);
+    if (code != 0) {
+        fprintf(stderr, "nvidia-smi: the driver does not answer: %s\n", error(code));
+        return 9;
+    }
+    for (unsigned i = 0; i < gpus; i++) {
+        char gpu_name[96];
+        char gpu_uuid[96];
+        void *gpu;
+
+        code = by_index(i, &gpu);
+        if (code == 0)
+            code = name(gpu, gpu_name, sizeof gpu_name);
+        if (code == 0)
+            code = uuid(gpu, gpu_uuid, sizeof gpu_uuid);
+        if (code == 0) {
+            printf("GPU %u: %s (UUID: %s)\n", i, gpu_name, gpu_uuid);
+        } else {
+            fprintf(stderr, "nvidia-smi: GPU %u: %s\n", i, error(code));
+            status = 15;
+        }
+    }
+    return status;
+}

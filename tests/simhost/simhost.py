@@ -1,0 +1,229 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Run a command on a simulated GPU host: `simhost.py run [--gpus N] [--fault F] -- CMD…`.
+
+The command sees eight H100s, driver 550, its libraries in /usr and its nodes in /dev, in mount,
+PID and cgroup namespaces of its own. When the command ends, or when this program is killed, every
+process started inside ends too and nothing of it remains on the machine. SIMHOST, SIMHOST_ROOT
+(the driver root) and SIMHOST_CONF (what the fake NVML reads, see fakenvml.c) are set for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+import artefacts
+import cgroups
+import fakeproc
+import fetch_driver
+import kernelside
+import namespace
+from artefacts import SimhostError
+
+FORWARDED = frozenset(
+    {
+        signal.SIGHUP,
+        signal.SIGINT,
+        signal.SIGQUIT,
+        signal.SIGTERM,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+    }
+)
+WAITED = FORWARDED | {signal.SIGCHLD}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return the exit status of the command run."""
+    options = _parser().parse_args(arguments)
+    try:
+        if options.action == "fakeproc":
+            if options.bundle is None:
+                print(artefacts.fakeproc_hook())
+            else:
+                fakeproc.add(options.bundle)
+            return 0
+        return run(options)
+    except SimhostError as error:
+        print(f"simhost: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="simhost.py", description=__doc__.split("\n")[0])
+    actions = parser.add_subparsers(dest="action", required=True)
+    run_parser = actions.add_parser("run", help="run a command on the simulated host")
+    run_parser.add_argument("--gpus", type=int, default=8, help="how many GPUs (default 8)")
+    run_parser.add_argument("--version", default="550.163.01", help="driver version")
+    run_parser.add_argument("--layout", choices=["debian"], default="debian")
+    run_parser.add_argument(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="FAULT",
+        help='"init-fails [CODE]", "init-hangs", "lost INDEX" or "initdelay_us N"; repeatable',
+    )
+    run_parser.add_argument("--modify-device-files", type=int, choices=[0, 1], default=1)
+    run_parser.add_argument(
+        "--driver-root", type=Path, help='a real user space, from "make driver-root"'
+    )
+    run_parser.add_argument(
+        "--separate-root", action="store_true", help="keep the driver root apart from /"
+    )
+    run_parser.add_argument("command", nargs="+", metavar="CMD")
+    hook_parser = actions.add_parser(
+        "fakeproc",
+        help="add the createRuntime hook that shows /proc/driver to BUNDLE, or print its path",
+    )
+    hook_parser.add_argument("bundle", nargs="?", type=Path, metavar="BUNDLE")
+    return parser
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command on the host that *options* describe and return its exit status.
+
+    A command ended by signal N gives 128 + N, one that is not found 127.
+    """
+    if os.geteuid() != 0:
+        raise SimhostError("the simulated host needs root", "run it with sudo")
+    if "SIMHOST" in os.environ:
+        raise SimhostError("this is a simulated host already", "run the command by itself")
+    if not 1 <= options.gpus <= 32:
+        raise SimhostError(f"cannot simulate {options.gpus} GPUs", "ask for 1 to 32")
+    try:
+        if options.driver_root is not None:
+            tree = options.driver_root.resolve()
+            version = fetch_driver.driver_version(tree)
+        else:
+            version = options.version
+            tree = artefacts.driver_tree(version)
+    except fetch_driver.FetchError as error:
+        raise SimhostError(str(error)) from None
+    driver = namespace.Driver(
+        tree, artefacts.fake_nvml(), artefacts.nvidia_smi(), separate=options.separate_root
+    )
+    modify = bool(options.modify_device_files)
+    host = kernelside.plan_host(version, options.gpus, modify_device_files=modify)
+
+    # Signals wait to be taken up by the loops below; the command gets its mask back.
+    mask: set[int] = set(signal.pthread_sigmask(signal.SIG_BLOCK, WAITED))
+    mounted = Path("/proc/self/mountinfo").read_text()
+    groups = cgroups.make(cgroups.hierarchies(mounted, Path("/proc/self/cgroup").read_text()))
+    # Reading it blocks while this process lives.
+    life, held = os.pipe()
+    remover = _start_remover(groups, life, held)
+    namespace.unshare(namespace.CLONE_NEWPID)
+    first = os.fork()
+    if first == 0:
+        namespace.die_with_parent(signal.SIGKILL)
+        os.close(held)
+        # The parent may have ended before that.
+        if select.select([life], [], [], 0)[0]:
+            os._exit(1)
+        _first_process(options, host, driver, groups, mask)
+    status = _wait_for(first)
+    os.close(held)
+    # Where it has been killed it may have been waited for already.
+    with suppress(ChildProcessError):
+        if os.waitpid(remover, 0)[1] != 0:
+            print("simhost: could not remove all cgroups", file=sys.stderr)
+    return status
+
+
+def _start_remover(groups: list[cgroups.Hierarchy], life: int, held: int) -> int:
+    """Start the process that removes *groups* when all copies of *held* are closed."""
+    pid = os.fork()
+    if pid != 0:
+        return pid
+    try:
+        # Who kills the supervisor's group or closes its terminal does not mean this one.
+        os.setsid()
+        os.close(held)
+        nothing = os.open("/dev/null", os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(nothing, stream)
+        os.closerange(3, life)
+        os.closerange(life + 1, os.sysconf("SC_OPEN_MAX"))
+        os.chdir("/")
+        os.read(life, 1)
+        for hierarchy in groups:
+            cgroups.remove(hierarchy.group)
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def _first_process(
+    options: argparse.Namespace,
+    host: kernelside.Host,
+    driver: namespace.Driver,
+    groups: list[cgroups.Hierarchy],
+    mask: set[int],
+) -> NoReturn:
+    """Be process 1 of the simulated host: set it up, run the command, end with its status."""
+    try:
+        inside = namespace.enter(host, options.fault, driver, groups)
+        command = os.fork()
+        if command == 0:
+            _command(options.command, inside, mask)
+        status = _wait_for(command)
+        for hierarchy in groups:
+            cgroups.thaw(hierarchy.point)
+    except (SimhostError, OSError) as error:
+        print(f"simhost: {error}", file=sys.stderr)
+        status = 1
+    # Not sys.exit: what the parent has buffered or registered is the parent's. The end of process
+    # 1 ends all others, and is not complete before they are gone (pid_namespaces(7)).
+    os._exit(status)
+
+
+def _command(command: list[str], inside: namespace.Entered, mask: set[int]) -> NoReturn:
+    # The interpreter ignores these two for itself.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    environment = {
+        **os.environ,
+        "SIMHOST": "1",
+        "SIMHOST_ROOT": str(inside.root),
+        "SIMHOST_CONF": str(inside.conf),
+    }
+    try:
+        os.execvpe(command[0], command, environment)
+    except OSError as error:
+        print(f'simhost: "{command[0]}": {error.strerror}', file=sys.stderr)
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def _wait_for(child: int) -> int:
+    """Wait for *child*, passing on signals and reaping orphans, and return its exit status."""
+    while True:
+        info = signal.sigwaitinfo(WAITED)
+        if info.si_signo != signal.SIGCHLD:
+            # A terminal sends its signals to the whole group, and the command has had its own:
+            # only what a process sent (si_code 0 or less) is passed on.
+            if info.si_code <= 0:
+                os.kill(child, info.si_signo)
+            continue
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            if pid == child:
+                code = os.waitstatus_to_exitcode(status)
+                return code if code >= 0 else 128 - code
+    raise AssertionError
+
+
+if __name__ == "__main__":
+    sys.exit(main())

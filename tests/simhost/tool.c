@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Every driver program of the simulated host but nvidia-smi: says who it is and ends.
+ * The build defines TOOL_NAME.
+ */
+#include <stdio.h>
+
+int main(void)
+{
+    puts(TOOL_NAME ": simulated");
+    return 0;
+}
