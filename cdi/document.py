@@ -146,7 +146,7 @@ def _members(table: str, value: object, where: str) -> dict[str, Any]:
 
 def _check_version(spec: Spec) -> None:
     text = spec.get("cdiVersion", "")
-    claimed = text[1:] if text.startswith("v") else text
+    claimed = text.removeprefix("v")
     if claimed not in version.KNOWN:
         raise CdiError("version-unknown", f'cdiVersion "{text}" is not known')
     needed = version.minimum(spec)

@@ -32,19 +32,18 @@ def merge(parts: Iterable[Edits]) -> Edits:
 
 def describe(edits: Edits) -> list[str]:
     """Return one line for each thing that *edits* would do."""
-    lines = [f"env {entry}" for entry in edits.get("env") or ()]
-    for node in edits.get("deviceNodes") or ():
-        lines.append(
+    return [
+        *(f"env {entry}" for entry in edits.get("env") or ()),
+        *(
             f"device {node['path']} {node.get('type', '?')} "
             f"{node.get('major', 0)}:{node.get('minor', 0)} {node.get('permissions', 'rwm')}"
-        )
-    for mount in edits.get("mounts") or ():
-        lines.append(f"mount {mount['hostPath']} on {mount['containerPath']}")
-    for hook in edits.get("hooks") or ():
-        lines.append(f"hook {hook['hookName']} {hook['path']}")
-    lines += [f"net device {item['hostInterfaceName']}" for item in edits.get("netDevices") or ()]
-    lines += [f"group {gid}" for gid in edits.get("additionalGids") or ()]
-    return lines
+            for node in edits.get("deviceNodes") or ()
+        ),
+        *(f"net device {item['hostInterfaceName']}" for item in edits.get("netDevices") or ()),
+        *(f"mount {m['hostPath']} on {m['containerPath']}" for m in edits.get("mounts") or ()),
+        *(f"hook {hook['hookName']} {hook['path']}" for hook in edits.get("hooks") or ()),
+        *(f"group {gid}" for gid in edits.get("additionalGids") or ()),
+    ]
 
 
 def apply(edits: Edits, config: OciConfig) -> None:
@@ -108,14 +107,11 @@ def _merged_env(env: list[str], edits: list[str]) -> list[str]:
 
 def _apply_node(node: DeviceNode, user: dict[str, Any], config: OciConfig) -> None:
     """Write *node* to linux.devices and, for a device, its rule to linux.resources.devices."""
-    device: dict[str, Any] = {"path": node["path"], "type": node["type"]}
-    for member in ("major", "minor", "fileMode"):
-        if member in node:
-            device[member] = node[member]  # type: ignore[literal-required]
+    members = ("path", "type", "major", "minor", "fileMode", "uid", "gid")
+    device: dict[str, Any] = {m: value for m, value in node.items() if m in members}
     for member in ("uid", "gid"):
-        if member in node:
-            device[member] = node[member]  # type: ignore[literal-required]
-        elif user.get(member, 0) > 0:
+        # An owner nobody named is the container's user, so that it can open the device.
+        if member not in device and user.get(member, 0) > 0:
             device[member] = user[member]
     linux = _section(config, "linux")
     devices = _list(linux, "devices")
@@ -128,7 +124,7 @@ def _apply_node(node: DeviceNode, user: dict[str, Any], config: OciConfig) -> No
         devices.append(device)
     if node["type"] in ("b", "c"):
         rule: dict[str, Any] = {"allow": True, "type": node["type"]}
-        rule.update({m: node[m] for m in ("major", "minor") if m in node})  # type: ignore[literal-required]
+        rule.update({m: value for m, value in node.items() if m in ("major", "minor")})
         permissions = node.get("permissions") or "rwm"
         if permissions != "none":
             rule["access"] = permissions

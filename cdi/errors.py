@@ -5,7 +5,7 @@ from __future__ import annotations
 
 
 class CdiError(Exception):
-    """A document, a name or an injection is refused; *category* is a stable word for the reason."""
+    """A document, a name or an injection is refused; *category* is a stable word for why."""
 
     def __init__(self, category: str, message: str) -> None:
         super().__init__(message)

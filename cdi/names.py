@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qualified device names, `vendor/class=device`: parse and check (CDI SPEC.md, "Kind" and names)."""
+"""Qualified device names, `vendor/class=device`: parse and check.
+
+On the start path; pure. CDI SPEC.md, "Kind".
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def split_kind(kind: str) -> tuple[str, str]:
 
 
 def split_device(device: str) -> tuple[str, str, str]:
-    """Split *device* into (vendor, class, name) without a grammar check; ("", "", device) if bare."""
+    """Split *device* into (vendor, class, name) unchecked; ("", "", device) if bare."""
     kind, equals, name = device.partition("=")
     if device.startswith("/") or not (equals and kind and name):
         return "", "", device

@@ -83,9 +83,8 @@ def load(
     documents: list[tuple[int, str, Any]] = []
     texts: dict[str, str] = {}
     for priority, directory in enumerate(directories):
-        for path, found in _read_directory(os.path.normpath(directory), may_trust):
-            if isinstance(found, str):
-                found = _decode_json(found, path, texts)
+        for path, read in _read_directory(os.path.normpath(directory), may_trust):
+            found = _decode_json(read, path, texts) if isinstance(read, str) else read
             documents.append((priority, path, found))
     decoded = decode_yaml(texts) if texts else {}
     found_in: dict[str, tuple[int, str]] = {}

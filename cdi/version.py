@@ -35,7 +35,7 @@ def _all_edits(spec: Spec) -> Iterator[Edits]:
 
 
 def _needs_1_1_0(spec: Spec) -> bool:
-    """Network devices; RDT schemata or monitoring."""
+    """Look for network devices, RDT schemata or monitoring."""
     for edits in _all_edits(spec):
         rdt = edits.get("intelRdt") or {}
         if rdt.get("schemata") is not None or rdt.get("enableMonitoring"):
@@ -46,21 +46,21 @@ def _needs_1_1_0(spec: Spec) -> bool:
 
 
 def _needs_0_7_0(spec: Spec) -> bool:
-    """Intel RDT; additional group ids."""
+    """Look for Intel RDT and additional group ids."""
     return any(
         e.get("intelRdt") is not None or bool(e.get("additionalGids")) for e in _all_edits(spec)
     )
 
 
 def _needs_0_6_0(spec: Spec) -> bool:
-    """Annotations; a dot in the class."""
+    """Look for annotations and a dot in the class."""
     if "." in spec.get("kind", "").partition("/")[2] or spec.get("annotations"):
         return True
     return any(device.get("annotations") for device in spec.get("devices") or ())
 
 
 def _needs_0_5_0(spec: Spec) -> bool:
-    """A device name that begins with a digit; a node's host path."""
+    """Look for device names that begin with a digit and host paths of nodes."""
     if any(device.get("name", "")[:1] in _DIGITS for device in spec.get("devices") or ()):
         return True
     return any(
@@ -69,7 +69,7 @@ def _needs_0_5_0(spec: Spec) -> bool:
 
 
 def _needs_0_4_0(spec: Spec) -> bool:
-    """A mount's type."""
+    """Look for types of mounts."""
     return any(m.get("type") for e in _all_edits(spec) for m in e.get("mounts") or ())
 
 

@@ -65,10 +65,10 @@ def search_path(environment: Mapping[str, str]) -> list[str]:
     """
     paths = [environment.get("GPURUNTIME_CONFIG"), environment.get("NVIDIA_CTK_CONFIG_FILE_PATH")]
     home = environment.get("XDG_CONFIG_HOME")
-    for directory in ("gpuruntime", "nvidia-container-runtime"):
-        if home:
-            paths.append(posixpath.join(home, directory, "config.toml"))
-    paths += ["/etc/gpuruntime/config.toml", "/etc/nvidia-container-runtime/config.toml"]
+    directories = ("gpuruntime", "nvidia-container-runtime")
+    if home:
+        paths += [posixpath.join(home, name, "config.toml") for name in directories]
+    paths += [f"/etc/{name}/config.toml" for name in directories]
     return [path for path in paths if path]
 
 

@@ -174,7 +174,7 @@ def _offsets_fit(table: bytes, low: int, high: int) -> bool:
     if not table:
         return True
     keys, values = _columns(table)
-    return min(min(keys), min(values)) >= low and max(max(keys), max(values)) < high
+    return min(*keys, *values) >= low and max(*keys, *values) < high
 
 
 def _without_values_from(table: bytes, first: int) -> bytes:
@@ -190,7 +190,7 @@ def _used_strings(tail: bytes, base: int, table: bytes, hwcaps: tuple[int, ...])
     if not table:
         return b""
     keys, values = _columns(table)
-    last = max(max(keys), max(values), *hwcaps) - base
+    last = max(*keys, *values, *hwcaps) - base
     end = tail.find(b"\0", last)
     return tail[: end + 1] if end >= 0 else tail + b"\0"
 

@@ -61,7 +61,7 @@ class Log:
 
 
 def _append(path: str, line: str) -> None:
-    """Append *line* to the regular file *path*; a log that cannot be written stops no container."""
+    """Append *line* to the regular file *path*; a log that fails stops no container."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         fd = os.open(path, flags, 0o644)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The runtime in front of the low-level runtime: add what a `create` asks for, then become it.
 
-On the start path; reads from the top: parse, resolve, complete, apply, store, exec. In this role we
-are transparent: the engine's environment, descriptors, directory and signals reach the low-level
-runtime as they came. The hooks, which trust nothing, share none of this.
+On the start path; reads from the top: parse, resolve, complete, apply, store, exec. In this role
+we are transparent: the engine's environment, descriptors, directory and signals reach the
+low-level runtime as they came. The hooks, which trust nothing, share none of this.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _IGNORED_BITS = ((1, signal.SIGPIPE), (2, signal.SIGXFSZ))
 
 
 def main(cli_python: str) -> None:
-    """Entry of the runtime role: `sys.argv` is ['-c', ignored signals,
-    the launcher's device and inode, argv[0], arguments…].
+    """Become the low-level runtime, or exit with the code of an error; never returns.
 
-    Never returns: it becomes the low-level runtime, or exits with the code of an error.
+    The launcher leaves in `sys.argv`: '-c', the ignored signals as a number, its own device and
+    inode, argv[0], the arguments. *cli_python* is the interpreter behind the slow path.
     """
     _, ignored, identity, launcher, *arguments = sys.argv
     # Until the command line is read there is no log to write to.

@@ -20,26 +20,23 @@ MAX_STATE_BYTES = 1 << 20
 
 def read_bundle(stdin: int) -> str:
     """Return the bundle's path from the state on descriptor *stdin*; raise BundleError."""
+    hint = "let an OCI runtime call this hook; it is no command for people"
     data = b""
     while len(data) <= MAX_STATE_BYTES:
         chunk = os.read(stdin, MAX_STATE_BYTES)
         if not chunk:
             break
         data += chunk
+    if len(data) > MAX_STATE_BYTES:
+        raise BundleError(f"the state on standard input has over {MAX_STATE_BYTES} bytes", hint)
     try:
-        if len(data) > MAX_STATE_BYTES:
-            raise ValueError(f"more than {MAX_STATE_BYTES} bytes")
         state = json.loads(data.decode())
     except (ValueError, RecursionError) as error:
-        raise BundleError(
-            f"the state on standard input is no JSON: {error}",
-            "let an OCI runtime call this hook; it is no command for people",
-        ) from error
+        raise BundleError(f"the state on standard input is no JSON: {error}", hint) from error
     bundle = state.get("bundle") if isinstance(state, dict) else None
     if not isinstance(bundle, str) or not _is_plain(bundle):
         raise BundleError(
-            f"the state on standard input names no bundle by an absolute path: {bundle!r}",
-            "let an OCI runtime call this hook; it is no command for people",
+            f"the state on standard input names no bundle by an absolute path: {bundle!r}", hint
         )
     return bundle
 

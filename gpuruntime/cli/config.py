@@ -24,7 +24,7 @@ MAX_CONFIG_BYTES = 1 << 20
 
 @click.group()
 def config() -> None:
-    """The config file."""
+    """Work with the config file."""
 
 
 @config.command("compile")

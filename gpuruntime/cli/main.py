@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The root of the command line: a table of commands, loaded when they run; errors to exit codes."""
+"""The root of the command line: a table of lazy commands; errors to exit codes."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def native_abi() -> str:
 
 
 def library_directories(driver: DriverRoot) -> list[str]:
-    """Return the directories to look for driver libraries in: the loader's, then the known ones."""
+    """Return where to look for driver libraries: the loader's directories, then the known."""
     found = dict.fromkeys(_cached_directories(driver))
     found.update(dict.fromkeys(LIBRARY_DIRECTORIES))
     return list(found)
@@ -224,7 +224,7 @@ def _dev_link(driver: DriverRoot, soname: str, file: tuple[str, str]) -> str:
 
 
 def find_binaries(driver: DriverRoot) -> list[Binary]:
-    """Return the programs for the default capabilities that are there, each found first on PATH."""
+    """Return the programs for the default capabilities, each where PATH finds it first."""
     found = []
     for name, capability in table.BINARIES.items():
         if capability not in table.DEFAULT_CAPABILITIES:

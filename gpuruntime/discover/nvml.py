@@ -14,7 +14,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 
 from gpuruntime.errors import DriverError, escape
 from gpuruntime.model import Gpu
@@ -89,7 +88,7 @@ def _ask(library: str) -> dict[str, object]:
                     "index": index,
                     "uuid": _text(pynvml.nvmlDeviceGetUUID(handle)),
                     "minor": pynvml.nvmlDeviceGetMinorNumber(handle),
-                    "name": _optional(lambda h=handle: _text(pynvml.nvmlDeviceGetName(h))),
+                    "name": _name(handle),
                 }
             )
         except pynvml.NVMLError as error:
@@ -106,12 +105,12 @@ def _text(value: str | bytes) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
-def _optional(question: Callable[[], str]) -> str:
-    """Return the answer, or "" from an NVML that lacks the symbol or the knowledge."""
+def _name(handle: object) -> str:
+    """Return the product's name, or "" from an NVML that does not know it."""
     import pynvml  # noqa: PLC0415 (only the child may hold NVML)
 
     try:
-        return question()
+        return _text(pynvml.nvmlDeviceGetName(handle))
     except pynvml.NVMLError:
         return ""
 

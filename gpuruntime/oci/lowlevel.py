@@ -26,8 +26,9 @@ def find(
 ) -> str:
     """Return the path of the first usable candidate; raise RuntimeExecError (127).
 
-    Names are searched on *path* and the standard directories. A candidate that is the
-    launcher, told by its *identity* `device:inode`, would call us again for ever: it is skipped, and *warn* is told.
+    Names are searched on *path* and the standard directories. A candidate that is the launcher,
+    whose *identity* is `device:inode`, would call us again for ever: *warn* is told, and it is
+    skipped.
     """
     directories = [item for item in (path or "").split(":") if item.startswith("/")]
     directories += [item for item in STANDARD_PATH if item not in directories]

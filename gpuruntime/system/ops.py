@@ -176,9 +176,11 @@ def _mount_over_params(root: Root, content: bytes) -> None:
     directory, name = posixpath.split(PARAMS)
     try:
         target_directory = root.open_path(directory)
-    except FileNotFoundError:
+    except OSError as error:
         # A container without the driver's /proc has nothing to be masked.
-        return
+        if error.errno == errno.ENOENT:
+            return
+        raise
     try:
         flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
         target = os.open(name, flags, dir_fd=target_directory)

@@ -110,8 +110,9 @@ class Root:
         """
         try:
             fd = self.open_path(path)
-        except FileNotFoundError:
-            if not create:
+        except OSError as error:
+            # Not FileNotFoundError: a SyscallError is none.
+            if error.errno != errno.ENOENT or not create:
                 raise
             fd = self._create_directory(path)
         try:
