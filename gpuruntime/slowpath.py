@@ -91,8 +91,12 @@ def _read_all(fd: int) -> bytes:
 
 
 def _reap(pid: int) -> None:
+    """Wait for the child, and leave no SIGCHLD of it for the low-level runtime to find."""
     try:
         os.waitpid(pid, 0)
     except ChildProcessError:
         # An engine that ignores SIGCHLD has it reaped by the kernel.
         pass
+    # Only an engine that blocks the signal leaves it pending; that would outlive the exec.
+    if signal.SIGCHLD in signal.sigpending():
+        signal.sigtimedwait((signal.SIGCHLD,), 0)

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documents say what is true: tables name files that exist, the example is the defaults."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuruntime import config
+from gpuruntime.cli.main import COMMANDS
+
+TREE = Path(__file__).parents[2]
+ARCHITECTURE = TREE / "docs" / "concepts" / "architecture.md"
+SCREEN_LINES = 50
+
+
+def _rows() -> list[tuple[str, str, str]]:
+    rows = re.findall(
+        r"^\| ([^|]+) \| `([^`]+)` \| (.+) \|$", ARCHITECTURE.read_text(), re.MULTILINE
+    )
+    assert len(rows) > 15
+    return rows
+
+
+@pytest.mark.parametrize(("what", "path", "names"), _rows())
+def test_the_architecture_table_names_what_exists(what: str, path: str, names: str) -> None:
+    """A newcomer opens what the table names; a renamed function must not be found missing."""
+    text = (TREE / path).read_text()
+    for name in re.findall(r"`([^`]+)`", names):
+        definition = rf"^(?:(?:async )?def |class |(?:static )?.*\b)?{re.escape(name)}\b *[(:=]"
+        assert re.search(definition, text, re.MULTILINE), f"{path} has no {name} ({what})"
+
+
+def test_architecture_fits_three_screens() -> None:
+    """What is longer is not read."""
+    assert len(ARCHITECTURE.read_text().splitlines()) <= 3 * SCREEN_LINES
+
+
+def test_the_example_config_is_every_key_with_its_default() -> None:
+    """Operators copy it; a key that is missing or differs would mislead them."""
+
+    def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+        flat = {}
+        for key, value in table.items():
+            if isinstance(value, dict):
+                flat |= flatten(value, f"{prefix}{key}.")
+            else:
+                flat[prefix + key] = value
+        return flat
+
+    example = tomllib.loads((TREE / "config.toml.example").read_text())
+    assert flatten(example) == config.DEFAULTS
+
+
+def test_readme_shows_the_two_commands_on_its_first_screen() -> None:
+    """The first screen must get a newcomer to a container with a GPU."""
+    first = "\n".join((TREE / "README.md").read_text().splitlines()[:SCREEN_LINES])
+    for wanted in ("$ make demo", "$ make test", "demo: ok", "by mknod: Operation not permitted"):
+        assert wanted in first
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_command_has_help(command: str) -> None:
+    """The table of lazy commands must not name a module that does not load."""
+    program = Path(sys.executable).with_name("gpuruntime")
+    done = subprocess.run(
+        [program, command, "--help"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Usage: gpuruntime" in done.stdout
+
+
+def test_the_wheel_has_exactly_three_top_level_names(tmp_path: Path) -> None:
+    """Generic names in a shared site-packages collide; the set must not grow by accident."""
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=TREE, env=environment, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        tops = {name.split("/")[0] for name in archive.namelist()}
+    assert {name for name in tops if not name.endswith(".dist-info")} == {
+        "cdi",
+        "gpuruntime",
+        "hooks",
+    }
