@@ -36,7 +36,6 @@ class Registry:
     def __init__(self) -> None:
         self.devices: dict[str, tuple[Spec, Device]] = {}
         self.errors: dict[str, list[str]] = {}
-        self.specs: dict[str, Spec] = {}
 
     def resolve(self, names: Iterable[str]) -> Edits:
         """Return the edits of the devices *names*, each file's own edits once, before its first.
@@ -48,23 +47,22 @@ class Registry:
         if missing:
             raise CdiError("unresolvable", ", ".join(missing))
         parts: list[Edits] = []
-        seen: list[Spec] = []
+        specs: list[Spec] = []
         for name in names:
             spec, device = self.devices[name]
-            if not any(spec is other for other in seen):
-                seen.append(spec)
+            if not any(spec is other for other in specs):
+                specs.append(spec)
                 parts.append(spec.get("containerEdits") or {})
             parts.append(device["containerEdits"])
         return merge(parts)
 
     def common_edits(self, kind: str) -> Edits | None:
-        """Return the edits of *kind* without any device, or None if no file defines the kind."""
-        parts = [
-            spec.get("containerEdits") or {}
-            for spec in self.specs.values()
-            if spec["kind"] == kind
-        ]
-        return merge(parts) if parts else None
+        """Return the edits of *kind* without any device, or None if no device is of it."""
+        specs: list[Spec] = []
+        for spec, _ in self.devices.values():
+            if spec["kind"] == kind and not any(spec is other for other in specs):
+                specs.append(spec)
+        return merge(spec.get("containerEdits") or {} for spec in specs) if specs else None
 
 
 def load(
@@ -95,7 +93,6 @@ def load(
         except CdiError as error:
             registry.errors.setdefault(path, []).append(f"{error.category}: {error}")
             continue
-        registry.specs[path] = spec
         for device in spec["devices"]:
             name = f"{spec['kind']}={device['name']}"
             known = found_in.get(name)

@@ -37,7 +37,17 @@ DEFAULTS: dict[str, Any] = {
 }
 # `auto` means `cdi` as long as that is the only mode there is.
 MODES = ("auto", "cdi")
-LOG_LEVELS = ("error", "warning", "info", "debug")
+# The level names of the incumbent → ours.
+LOG_LEVELS = {
+    "panic": "error",
+    "fatal": "error",
+    "error": "error",
+    "warn": "warning",
+    "warning": "warning",
+    "info": "info",
+    "debug": "debug",
+    "trace": "debug",
+}
 
 
 class Config(Record):
@@ -50,7 +60,7 @@ class Config(Record):
         merged = {**DEFAULTS, **values}
         self.path = path
         self.debug: str = merged["nvidia-container-runtime.debug"]
-        self.log_level: str = merged["nvidia-container-runtime.log-level"]
+        self.log_level = LOG_LEVELS.get(merged["nvidia-container-runtime.log-level"], "info")
         self.runtimes = tuple(merged["nvidia-container-runtime.runtimes"])
         self.mode: str = merged["nvidia-container-runtime.mode"]
         cdi = "nvidia-container-runtime.modes.cdi"

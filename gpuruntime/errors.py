@@ -92,6 +92,18 @@ class RuntimeExecError(GpuRuntimeError):
         self.exit_code = exit_code
 
 
+def bug(error: Exception) -> GpuRuntimeError:
+    """Return what to say about *error*, which no code of ours expected."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    where = f" at {frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}" if frame else ""
+    return GpuRuntimeError(
+        f"this is a bug: {type(error).__name__}{where}: {error}",
+        "report it with this line and the container's config.json",
+    )
+
+
 MAX_MESSAGE_CHARS = 4096
 
 

@@ -97,29 +97,29 @@ class Image:
         return found
 
 
-def read(data: bytes) -> Image:
+def read(data: bytes, *, with_ours: bool = False) -> Image:
     """Return what came from the image in the cache *data*; an empty one if a loader refuses it."""
     if len(data) > MAX_CACHE_BYTES:
         return Image()
     if data.startswith(MAGIC):
-        return _read_new(data, 0)
+        return _read_new(data, 0, with_ours=with_ours)
     if data.startswith(OLD_MAGIC) and len(data) >= 16:
         (count,) = struct.unpack_from("<I", data, 12)
         end = 16 + _OLD_ENTRY.size * count
         # Old i386 writers aligned to four.
         for start in ((end + 7) & ~7, (end + 3) & ~3):
             if data.startswith(MAGIC, start):
-                return _read_new(data, start)
+                return _read_new(data, start, with_ours=with_ours)
         return _read_old(data, count, end)
     return Image()
 
 
 def parse(data: bytes) -> list[Entry]:
-    """Return every entry of the cache *data*, in its order."""
-    return read(data).entries()
+    """Return every entry of the cache *data*, in its order, ours included."""
+    return read(data, with_ours=True).entries()
 
 
-def _read_new(data: bytes, start: int) -> Image:
+def _read_new(data: bytes, start: int, *, with_ours: bool) -> Image:
     image = Image()
     size = len(data) - start
     if size <= _HEADER.size:
@@ -131,7 +131,7 @@ def _read_new(data: bytes, start: int) -> Image:
     table = data[start + _HEADER.size : start + base]
     sections = _read_sections(data, extension)
     ours = sections.get(_TAG_OURS, b"")
-    if len(ours) == 4:
+    if len(ours) == 4 and not with_ours:
         (first,) = struct.unpack("<I", ours)
         if base <= first < size:
             table = _without_values_from(table, first)

@@ -14,8 +14,6 @@ from gpuruntime.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from cdi.wire import OciConfig
 
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
@@ -77,12 +75,8 @@ def _qualified(token: str, default_kind: str) -> str:
 
 def _variable(config: OciConfig, name: str) -> str | None:
     """Return the value of environment variable *name*; of repeats the last, as runc has it."""
-    process: Any = config.get("process") or {}
-    environment = process.get("env") or ()
     value = None
-    for entry in environment:
-        if not isinstance(entry, str):
-            raise RequestError("process.env of config.json holds more than strings")
+    for entry in (config.get("process") or {}).get("env") or ():
         key, equals, text = entry.partition("=")
         if equals and key == name:
             value = text

@@ -21,6 +21,7 @@ from gpuruntime.errors import (
     ConfigError,
     GpuRuntimeError,
     UnresolvedDeviceError,
+    bug,
     escape,
 )
 from gpuruntime.log import Log
@@ -65,6 +66,9 @@ def main(cli_python: str) -> None:
     except GpuRuntimeError as error:
         log.error(f"{os.path.basename(launcher)}: {error.lines()}")
         sys.exit(error.exit_code)
+    except Exception as error:  # noqa: BLE001 (a bug is one line for the engine, no traceback)
+        log.error(f"{os.path.basename(launcher)}: {bug(error).lines()}")
+        sys.exit(1)
 
 
 def inject(command: Command, config: Config, cli_python: str, log: Log) -> None:
@@ -81,6 +85,12 @@ def inject(command: Command, config: Config, cli_python: str, log: Log) -> None:
     asked = request.from_oci(document, config.default_kind)
     if not asked:
         return
+    if config.mode not in settings.MODES:
+        # Here and not when the file is read: containers without a GPU do not depend on it.
+        raise ConfigError(
+            f'"{config.path}": the mode "{config.mode}" is not there yet',
+            'set nvidia-container-runtime.mode to "cdi"',
+        )
     edits = devnodes.complete(resolve(asked, config, cli_python, log))
     if log.is_on("debug"):
         for line in describe(edits):

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 
-from gpuruntime.errors import GpuRuntimeError, MountError, escape
+from gpuruntime.errors import GpuRuntimeError, MountError, bug, escape
 from gpuruntime.system import syscalls
 from hooks import state, update_container
 
@@ -37,6 +37,9 @@ def main() -> None:
     except GpuRuntimeError as error:
         _say(f"{program}: {error.lines()}")
         sys.exit(error.exit_code)
+    except Exception as error:  # noqa: BLE001 (a bug is one line for the engine, no traceback)
+        _say(f"{program}: {bug(error).lines()}")
+        sys.exit(1)
     sys.exit(0)
 
 

@@ -230,9 +230,32 @@ def _shape_doubts(config: OciConfig) -> list[str]:
             for name in _LISTS.get(where, ())
             if not _is_list_of_objects(value.get(name))
         ]
-    environment = (config.get("process") or {}).get("env") if not doubts else None
-    if environment is not None and not isinstance(environment, list):
-        doubts.append("process.env is not a list")
+    return doubts or _value_doubts(config)
+
+
+def _value_doubts(config: OciConfig) -> list[str]:
+    """Return what is wrong with the values that we read, where the objects are right."""
+    doubts = []
+    process: dict[str, Any] = config.get("process") or {}
+    environment = process.get("env")
+    if environment is not None and not (
+        isinstance(environment, list) and all(isinstance(item, str) for item in environment)
+    ):
+        doubts.append("process.env is not a list of strings")
+    user: dict[str, Any] = process.get("user") or {}
+    doubts += [
+        f"process.user.{name} is not a user or group id"
+        for name in ("uid", "gid")
+        # True is an int to Python.
+        if type(user.get(name, 0)) is not int or not 0 <= user.get(name, 0) < 2**32
+    ]
+    if not isinstance(user.get("additionalGids") or [], list):
+        doubts.append("process.user.additionalGids is not a list")
+    doubts += [
+        "a mount's destination is not a string"
+        for mount in config.get("mounts") or ()
+        if not isinstance(mount.get("destination", ""), str)
+    ]
     return doubts
 
 
