@@ -14,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find cdi gpuruntime hooks -name '*.py')
 
-.PHONY: help setup packages demo test lint unit clean driver-root
+.PHONY: help setup packages needs-root demo test lint unit clean driver-root
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s'|'
@@ -51,7 +51,10 @@ build/bytecode: $(SOURCES) | packages
 	@$(START_PYTHON) -m compileall -q cdi gpuruntime hooks
 	@mkdir -p build && touch $@
 
-demo: setup ## two of eight GPUs in a real container, through us
+needs-root:
+	@[ "$$(id -u)" = 0 ] || { echo 'demo: containers need root: run it as root, for example: sudo make demo' >&2; exit 1; }
+
+demo: needs-root setup ## two of eight GPUs in a real container, through us
 	@$(BIN)/python tests/demo/demo.py
 
 lint: setup ## ruff, mypy strict, import contracts

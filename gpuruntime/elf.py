@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ELF by struct: the ABI of a file, its SONAME and what it needs; bounded reads, pure over bytes.
+"""Read what the loader knows of a library: ABI, SONAME and the names it needs.
 
-On the start path. ELF-64 Object File Format; `readelf -hd` shows the same. Section headers are not
-used: a stripped library has none, and the loader looks at none either.
+On the start path; pure over bytes or an open file. Little-endian ELF, 32 and 64 bit. Only program
+headers are used, as the loader does: section headers may be stripped. Reads the header, the
+program headers, the dynamic section and the names in question, each within the limits below.
+`readelf -hd FILE` shows the same.
 """
 
 from __future__ import annotations
@@ -14,119 +16,202 @@ from gpuruntime.record import Record
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import BinaryIO
 
-MAX_TABLE_BYTES = 64 << 10
+MAX_TABLE_BYTES = 64 << 10  # of program headers and of the dynamic section, each
 MAX_NAME_BYTES = 4096
-_PT_LOAD, _PT_DYNAMIC = 1, 2
-_DT_NEEDED, _DT_STRTAB, _DT_SONAME = 1, 5, 14
+MAX_NEEDED = 512
+_NAME_CHUNK_BYTES = 64
 
-# (class, machine) → the name of the ABI. Class 1 is 32 bit, 2 is 64 bit.
-_ABIS = {
-    (2, 62): "x86-64",
-    (1, 62): "x32",
-    (1, 3): "i386",
-    (2, 183): "aarch64",
-    (1, 40): "arm",
-    (2, 21): "ppc64le",
-    (2, 22): "s390x",
-    (2, 243): "riscv64",
-}
+_IDENT = struct.Struct("<4sBBB9x")  # magic, class, byte order, version
+_CLASS32, _CLASS64 = 1, 2
+_LITTLE_ENDIAN = 1
+_CURRENT_VERSION = 1
+_EXECUTABLE, _LIBRARY = 2, 3
+
+_LOAD = 1
+_DYNAMIC = 2
+
+_NULL = 0
+_NEEDED = 1
+_STRTAB = 5
+_STRSZ = 10
+_SONAME = 14
+
+_I386, _ARM, _X86_64, _PPC64, _AARCH64, _RISCV = 3, 40, 62, 21, 183, 243
+_ARM_HARD_FLOAT = 0x400
+_RISCV_FLOAT_MASK, _RISCV_DOUBLE = 0x6, 0x4
 
 
 class ElfError(ValueError):
-    """The bytes are no ELF file that can be read."""
+    """The bytes are no little-endian ELF program or library, or are damaged."""
 
 
 class Elf(Record):
-    """What a shared object says of itself; `soname` is "" if it has none."""
+    """What a library says of itself.
+
+    *abi* is one of the names in `gpuruntime.ldcache.ABI_FLAGS`, or "" for any other machine.
+    """
 
     __slots__ = ("abi", "needed", "soname")
 
-    def __init__(self, *, abi: str, soname: str, needed: tuple[str, ...]) -> None:
+    def __init__(self, abi: str, soname: str | None, needed: tuple[str, ...]) -> None:
         self.abi = abi
         self.soname = soname
         self.needed = needed
 
 
-def read(pread: Callable[[int, int], bytes]) -> Elf:
-    """Read a shared object through *pread(length, offset)*; raise ElfError if it is none.
+class _Layout:
+    """Where the fields are that differ between the two classes."""
 
-    Little-endian only, as every host of this driver is. At most a few tables of 64 KiB are read.
+    __slots__ = ("dynamic", "header", "segment", "segment_fields")
+
+    def __init__(self, header: str, segment: str, fields: tuple[int, ...], dynamic: str) -> None:
+        self.header = struct.Struct(header)
+        self.segment = struct.Struct(segment)
+        self.segment_fields = fields
+        self.dynamic = struct.Struct(dynamic)
+
+
+# Header, behind the identification: type, machine, version, entry, offset of program headers,
+# offset of section headers, flags, header size, size and count of program headers.
+# Segment fields: the places of offset, address and size in the file.
+_LAYOUTS = {
+    _CLASS32: _Layout("<HHIIIIIHHH", "<8I", (1, 2, 4), "<II"),
+    _CLASS64: _Layout("<HHIQQQIHHH", "<IIQQQQQQ", (2, 3, 5), "<QQ"),
+}
+
+
+def read(source: bytes | BinaryIO) -> Elf:
+    """Return what the ELF file *source* says of itself.
+
+    A file is read by seek and read, and stays open. Raises `ElfError` for anything malformed;
+    what the file's own read raises is passed on.
     """
-    try:
-        return _read(pread)
-    except (struct.error, IndexError, OverflowError) as error:
-        raise ElfError(f"truncated or malformed: {error}") from error
+    read_at = _reader(source)
+    magic, width, order, version = _IDENT.unpack(read_at(0, _IDENT.size))
+    if magic != b"\x7fELF":
+        raise ElfError("not an ELF file")
+    layout = _LAYOUTS.get(width)
+    if layout is None or order != _LITTLE_ENDIAN or version != _CURRENT_VERSION:
+        raise ElfError(f"unknown ELF: class {width}, byte order {order}, version {version}")
+    fields = layout.header.unpack(read_at(_IDENT.size, layout.header.size))
+    kind, machine, _, _, table, _, flags, _, size, count = fields
+    if kind not in (_EXECUTABLE, _LIBRARY):
+        raise ElfError(f"ELF of type {kind} is neither a program nor a library")
+    if count and (size != layout.segment.size or count * size > MAX_TABLE_BYTES):
+        raise ElfError(f"{count} program headers of {size} bytes")
 
-
-def _read(pread: Callable[[int, int], bytes]) -> Elf:
-    head = pread(64, 0)
-    if head[:4] != b"\x7fELF" or head[5] != 1:
-        raise ElfError("no little-endian ELF file")
-    wide = head[4] == 2
-    (machine,) = struct.unpack_from("<H", head, 18)
-    abi = _ABIS.get((head[4], machine))
-    if abi is None:
-        raise ElfError(f"ELF class {head[4]} of machine {machine} is not known")
-    offset, size, count = (
-        (*struct.unpack_from("<Q", head, 32), *struct.unpack_from("<HH", head, 54))
-        if wide
-        else (*struct.unpack_from("<I", head, 28), *struct.unpack_from("<HH", head, 42))
-    )
-    if size < (56 if wide else 32) or size * count > MAX_TABLE_BYTES:
-        raise ElfError("program headers of a wrong size")
-    table = pread(size * count, offset)
     loads = []
     dynamic = None
-    for start in range(0, size * count, size):
-        if wide:
-            kind, _, at, address, _, length = struct.unpack_from("<IIQQQQ", table, start)
-        else:
-            kind, at, address, _, length = struct.unpack_from("<IIIII", table, start)
-        if kind == _PT_LOAD:
-            loads.append((address, length, at))
-        elif kind == _PT_DYNAMIC:
-            dynamic = (at, min(length, MAX_TABLE_BYTES))
+    for segment in layout.segment.iter_unpack(read_at(table, count * size) if count else b""):
+        offset, address, length = (segment[field] for field in layout.segment_fields)
+        if segment[0] == _LOAD:
+            loads.append((address, offset, length))
+        elif segment[0] == _DYNAMIC:
+            dynamic = offset, length
+    abi = _abi(machine, width, flags)
     if dynamic is None:
-        return Elf(abi=abi, soname="", needed=())
-    return _read_dynamic(pread, wide=wide, abi=abi, loads=loads, table=dynamic)
+        return Elf(abi, None, ())
+    soname, needed = _read_dynamic(read_at, layout, loads, *dynamic)
+    return Elf(abi, soname, needed)
+
+
+def _abi(machine: int, width: int, flags: int) -> str:
+    if machine == _X86_64:
+        return "x86-64" if width == _CLASS64 else "x32"
+    if machine == _ARM:
+        return "arm-hard-float" if flags & _ARM_HARD_FLOAT else "arm-soft-float"
+    if machine == _RISCV:
+        is_lp64d = width == _CLASS64 and flags & _RISCV_FLOAT_MASK == _RISCV_DOUBLE
+        return "riscv64" if is_lp64d else ""
+    known = {
+        (_I386, _CLASS32): "i386",
+        (_AARCH64, _CLASS64): "aarch64",
+        (_PPC64, _CLASS64): "ppc64le",
+    }
+    return known.get((machine, width), "")
 
 
 def _read_dynamic(
-    pread: Callable[[int, int], bytes],
-    *,
-    wide: bool,
-    abi: str,
+    read_at: Callable[[int, int], bytes],
+    layout: _Layout,
     loads: list[tuple[int, int, int]],
-    table: tuple[int, int],
-) -> Elf:
-    data = pread(table[1], table[0])
-    entry = struct.Struct("<qQ" if wide else "<iI")
-    needed, soname, strings = [], None, None
-    for start in range(0, len(data) - entry.size + 1, entry.size):
-        tag, value = entry.unpack_from(data, start)
-        if tag == 0:
+    offset: int,
+    length: int,
+) -> tuple[str | None, tuple[str, ...]]:
+    """Return the SONAME and the needed names."""
+    if length > MAX_TABLE_BYTES:
+        raise ElfError(f"dynamic section of {length} bytes, {MAX_TABLE_BYTES} at most")
+    length -= length % layout.dynamic.size
+    soname = None
+    needed = []
+    names: dict[int, int] = {}
+    for tag, value in layout.dynamic.iter_unpack(read_at(offset, length)):
+        if tag == _NULL:
             break
-        if tag == _DT_NEEDED:
+        if tag == _NEEDED:
             needed.append(value)
-        elif tag == _DT_SONAME:
+        elif tag == _SONAME:
             soname = value
-        elif tag == _DT_STRTAB:
-            strings = value
-    if strings is None:
-        return Elf(abi=abi, soname="", needed=())
-    at = next((a + strings - v for v, n, a in loads if v <= strings < v + n), None)
-    if at is None:
-        raise ElfError("the string table is in no segment")
+        elif tag in (_STRTAB, _STRSZ):
+            names[tag] = value
+    if soname is None and not needed:
+        return None, ()
+    if len(needed) > MAX_NEEDED:
+        raise ElfError(f"{len(needed)} needed libraries, {MAX_NEEDED} at most")
+    if len(names) < 2:
+        raise ElfError("dynamic section without a string table")
+    start = _file_offset(loads, names[_STRTAB])
 
-    def text(index: int) -> str:
-        name, zero, _ = pread(MAX_NAME_BYTES, at + index).partition(b"\0")
-        if not zero:
-            raise ElfError("a name without an end")
-        return name.decode("utf-8", "surrogateescape")
+    def name(at: int) -> str:
+        return _read_name(read_at, start + at, names[_STRSZ] - at)
 
-    return Elf(
-        abi=abi,
-        soname="" if soname is None else text(soname),
-        needed=tuple(text(index) for index in needed),
-    )
+    return None if soname is None else name(soname), tuple(name(at) for at in needed)
+
+
+def _file_offset(loads: list[tuple[int, int, int]], address: int) -> int:
+    for start, offset, length in loads:
+        if start <= address < start + length:
+            return address - start + offset
+    raise ElfError(f"address {address:#x} is in no segment")
+
+
+def _read_name(read_at: Callable[[int, int], bytes], at: int, room: int) -> str:
+    name = b""
+    while len(name) < min(room, MAX_NAME_BYTES):
+        chunk = read_at(at + len(name), min(_NAME_CHUNK_BYTES, room - len(name)))
+        end = chunk.find(b"\0")
+        if end >= 0:
+            return (name + chunk[:end]).decode("utf-8", "surrogateescape")
+        name += chunk
+    raise ElfError("a name that does not end")
+
+
+def _reader(source: bytes | BinaryIO) -> Callable[[int, int], bytes]:
+    """Return a function of offset and length that reads exactly so much of *source*."""
+    if isinstance(source, bytes):
+        data = source
+
+        def read_at(offset: int, length: int) -> bytes:
+            return _whole(data[offset : offset + length], offset, length)
+
+    else:
+        file = source
+
+        def read_at(offset: int, length: int) -> bytes:
+            if offset > _MAX_FILE_OFFSET:
+                raise ElfError(f"offset {offset:#x} is beyond the end of any file")
+            file.seek(offset)
+            return _whole(file.read(length), offset, length)
+
+    return read_at
+
+
+_MAX_FILE_OFFSET = (1 << 63) - 1 - MAX_TABLE_BYTES  # off_t; seek raises OverflowError beyond
+
+
+def _whole(data: bytes, offset: int, length: int) -> bytes:
+    if len(data) != length:
+        raise ElfError(f"{length} bytes at offset {offset:#x}: the file ends before")
+    return data

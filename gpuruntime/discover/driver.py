@@ -41,7 +41,7 @@ BINARY_DIRECTORIES = (
     "/bin",
 )
 NVML_NAME = "libnvidia-ml.so.1"
-MAX_CACHE_BYTES = 64 << 20
+MAX_CACHE_BYTES = 8 << 20
 _VERSIONED = re.compile(r"(lib[A-Za-z0-9_+-]+)\.so\.([0-9][0-9.]*)\Z")
 _ABI_OF_MACHINE = {"x86_64": "x86-64", "aarch64": "aarch64"}
 
@@ -97,14 +97,13 @@ class DriverRoot:
         finally:
             os.close(fd)
         try:
-            return elf.read(lambda length, offset: os.pread(reader, length, offset))
+            with os.fdopen(reader, "rb") as file:
+                return elf.read(file)
         except elf.ElfError as error:
             raise DiscoveryError(
                 f'"{self.host_path(path)}" is no library that can be used: {error}',
                 "install the driver again",
             ) from error
-        finally:
-            os.close(reader)
 
     def _below(self, host_path: str) -> str:
         return host_path if self.path == "/" else host_path[len(self.path) :]
@@ -142,7 +141,7 @@ def _cached_directories(driver: DriverRoot) -> list[str]:
     except (OSError, LdcacheError):
         return []
     names = ("libcuda.so.1", NVML_NAME)
-    return list(dict.fromkeys(posixpath.dirname(e.path) for e in entries if e.soname in names))
+    return list(dict.fromkeys(posixpath.dirname(row[1]) for row in entries if row[0] in names))
 
 
 def find_libraries(driver: DriverRoot, version: str) -> list[Library]:
@@ -211,11 +210,11 @@ def _selected(files: dict[str, tuple[str, str]], described: dict[str, elf.Elf]) 
     return chosen
 
 
-def _dev_link(driver: DriverRoot, soname: str, file: tuple[str, str]) -> str:
+def _dev_link(driver: DriverRoot, soname: str | None, file: tuple[str, str]) -> str:
     """Return the name of the `.so` link that the host has for a library, or ""."""
     name, directory = file
     link = f"{name}.so"
-    if soname in ("", link) or not fnmatch.fnmatchcase(soname, f"{link}.*"):
+    if soname is None or not fnmatch.fnmatchcase(soname, f"{link}.*"):
         return ""
     # Programs open libcuda.so by that name, whether or not the host has its development link.
     if name == "libcuda" or driver.locate(f"{directory}/{link}"):

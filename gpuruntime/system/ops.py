@@ -25,6 +25,7 @@ DROP_IN = "00-gpuruntime.conf"
 DROP_IN_HEAD = b"# Written at container start: where the GPU driver's libraries are.\n"
 LDCONFIG_INCLUDE = b"include /etc/ld.so.conf.d/*.conf\n"
 MAX_CONF_BYTES = 1 << 20
+MAX_CACHE_BYTES = 8 << 20
 PARAMS = "/proc/driver/nvidia/params"
 MAX_PARAMS_BYTES = 64 << 10
 _MODIFIED, _MASKED = b"ModifyDeviceFiles: 1", b"ModifyDeviceFiles: 0"
@@ -83,21 +84,20 @@ class LoaderCache(Record):
 
         Raises LdcacheError if that fails and the loader would not find the libraries anyway.
         """
-        image = ldcache.Image()
+        old = None
         try:
             etc = root.open_directory("/etc", create=True)
             try:
                 old = _read_cache(root)
-                image = ldcache.read(old) if old is not None else image
                 new = ldcache.merge(old, self.entries)
                 if new != old:
                     replace_file(etc, "ld.so.cache", new, 0o644)
-                self._write_drop_in(root, etc, image)
+                self._write_drop_in(root, etc, old)
             finally:
                 os.close(etc)
         except (OSError, LdcacheError) as error:
             why = error.strerror if isinstance(error, OSError) else error.message
-            hidden = [d for d in self.directories() if not _is_searched(root, image, d)]
+            hidden = [d for d in self.directories() if not _is_searched(root, old, d)]
             if hidden:
                 raise LdcacheError(
                     f'cannot write "/etc/ld.so.cache" in the container: {why}; '
@@ -106,7 +106,7 @@ class LoaderCache(Record):
                 ) from error
             warn(f'"/etc/ld.so.cache" in the container stays as it is: {why}')
 
-    def _write_drop_in(self, root: Root, etc: int, image: ldcache.Image) -> None:
+    def _write_drop_in(self, root: Root, etc: int, image: bytes | None) -> None:
         """Name for ldconfig the directories that it does not scan, if there is an ldconfig."""
         # One that it scans already must not be named: it would come before the image's others.
         names = [d for d in self.directories() if not _is_scanned(root, image, d)]
@@ -235,7 +235,7 @@ def _read_cache(root: Root) -> bytes | None:
             return None
         raise
     try:
-        return read_regular(fd, "/etc/ld.so.cache", ldcache.MAX_CACHE_BYTES)
+        return read_regular(fd, "/etc/ld.so.cache", MAX_CACHE_BYTES)
     finally:
         os.close(fd)
 
@@ -262,18 +262,18 @@ def _exists(root: Root, path: str) -> bool:
     return True
 
 
-def _is_scanned(root: Root, image: ldcache.Image, directory: str) -> bool:
+def _is_scanned(root: Root, image: bytes | None, directory: str) -> bool:
     """Tell whether the image's ldconfig scans *directory*, under this name or another."""
     return directory in _DEFAULT_DIRECTORIES or any(
-        image.has_value_in(name) for name in _names_of(root, directory)
+        ldcache.lists_directory(image, name) for name in _names_of(root, directory)
     )
 
 
-def _is_searched(root: Root, image: ldcache.Image, directory: str) -> bool:
+def _is_searched(root: Root, image: bytes | None, directory: str) -> bool:
     """Tell whether the image's loader searches *directory* without our entries."""
     # The loader's own default directories depend on how it was built: it finds libc.so.6 there.
     return directory in _DEFAULT_DIRECTORIES or any(
-        image.has_value_in(name) or _exists(root, f"{name}/libc.so.6")
+        ldcache.lists_directory(image, name) or _exists(root, f"{name}/libc.so.6")
         for name in _names_of(root, directory)
     )
 

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file format of the loader cache (/etc/ld.so.cache): read it, write it, order its names.
+
+On the start path; pure. Files come from images and are hostile: work and memory are bounded by
+the limits below. Little-endian hosts and caches only: NVIDIA has drivers for no others.
+"""
+
+from __future__ import annotations
+
+import struct
+from itertools import compress
+
+from gpuruntime.errors import LdcacheError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAX_CACHE_BYTES = 8 << 20  # the largest real ones have some 10,000 entries in 1 MiB
+MAX_NAME_BYTES = 4096
+MAX_DECODED_BYTES = 4 << 20  # names may overlap: the file's size does not bound their sum
+MAX_GENERATOR_BYTES = 4096
+MAX_HWCAPS_NAMES = 1024
+MAX_SECTIONS = 32
+
+_OLD_MAGIC = b"ld.so-1.7.0"
+_OLD_HEADER_BYTES = 16
+_OLD_ENTRY_BYTES = 12
+_MAGIC = b"glibc-ld.so.cache1.1"
+HEADER = struct.Struct("<20sIIB3xI12x")  # magic, count, bytes of strings, byte order, extension
+ENTRY = struct.Struct("<IIIIQ")  # flags, name, value, osversion, hwcap
+FLAGS, NAME, VALUE = range(3)  # columns of the table, six words wide
+_LITTLE_ENDIAN = 2
+_BYTE_ORDER_MASK = 3
+
+_EXTENSION_MAGIC = 0xEAA42174
+_EXTENSION = struct.Struct("<II")  # magic, count
+_SECTION = struct.Struct("<IIII")  # tag, flags, offset, bytes
+_GENERATOR = 0
+_HWCAPS = 1
+_OURS = 0x47505521  # its 4 bytes: where our strings begin; loaders skip tags they do not know
+_NO_SECTION = (0, 0)
+
+
+class Cache:
+    """The image's part of a cache: its entries as they are in the file, and their strings.
+
+    A name or value field less *lead* is a position in *tail*; *hwcaps* holds such positions.
+    """
+
+    __slots__ = ("generator", "hwcaps", "lead", "table", "tail")
+
+    def __init__(
+        self,
+        table: bytes = b"",
+        lead: int = 0,
+        tail: bytes = b"",
+        hwcaps: Sequence[int] = (),
+        generator: bytes = b"",
+    ) -> None:
+        self.table = table
+        self.lead = lead
+        self.tail = tail
+        self.hwcaps = hwcaps
+        self.generator = generator
+
+    def positions(self, field: int) -> list[int]:
+        """Return the positions in the tail of the column NAME or VALUE."""
+        return [offset - self.lead for offset in column(self.table, field)]
+
+
+class Names:
+    """The names in a string area, each decoded once.
+
+    All methods raise `LdcacheError` beyond `MAX_DECODED_BYTES` of names.
+    """
+
+    __slots__ = ("_keys", "_left", "_strings", "_texts")
+
+    def __init__(self, strings: bytes) -> None:
+        self._strings = strings
+        self._left = MAX_DECODED_BYTES
+        self._keys: dict[int, tuple[int, ...]] = {}
+        self._texts: dict[int, str] = {}
+
+    def key(self, at: int) -> tuple[int, ...]:
+        """Return the sort key of the name at position *at*."""
+        key = self._keys.get(at)
+        if key is None:
+            key = self._keys[at] = sort_key(self._read(at))
+        return key
+
+    def text(self, at: int) -> str:
+        """Return the name at position *at*."""
+        text = self._texts.get(at)
+        if text is None:
+            text = self._texts[at] = self._read(at).decode("utf-8", "surrogateescape")
+        return text
+
+    def _read(self, at: int) -> bytes:
+        end = self._strings.find(b"\0", at, at + MAX_NAME_BYTES)
+        name = self._strings[at : end if end >= 0 else at + MAX_NAME_BYTES]
+        self._left -= len(name)
+        if self._left < 0:
+            raise LdcacheError(
+                f"cannot read the ld.so.cache: more than {MAX_DECODED_BYTES} bytes of names"
+            )
+        return name
+
+
+def sort_key(name: bytes) -> tuple[int, ...]:
+    """Return the tuple by which the table is ordered, from the highest down.
+
+    Bytes count as signed characters, a run of digits as one 32-bit number that ranks above any
+    character. Hence libx.so.10 is above libx.so.9, and libx.so.01 the same name as libx.so.1.
+    """
+    key: list[int] = []
+    number = -1
+    for byte in name:
+        if 0x30 <= byte <= 0x39:
+            number = (max(number, 0) * 10 + byte - 0x30) & 0xFFFFFFFF
+            continue
+        if number >= 0:
+            key += (0x100, (number ^ 0x80000000) - 0x80000000)
+            number = -1
+        key.append(byte ^ 0x80)
+    if number >= 0:
+        key += (0x100, (number ^ 0x80000000) - 0x80000000)
+    key.append(0x80)  # the end, a character of value 0
+    return tuple(key)
+
+
+def compare(left: tuple[int, ...], right: tuple[int, ...]) -> int:
+    """Compare two sort keys as the loader does: below, at or above 0.
+
+    Like tuples, but for numbers: their difference is taken in 32 bits and wraps.
+    """
+    if left == right:
+        return 0
+    a, b = next(pair for pair in zip(left, right) if pair[0] != pair[1])
+    return ((a - b + 0x80000000) & 0xFFFFFFFF) - 0x80000000
+
+
+def column(table: bytes, field: int) -> list[int]:
+    """Return one of the columns FLAGS, NAME or VALUE of *table*."""
+    return memoryview(table).cast("I")[field :: ENTRY.size // 4].tolist()
+
+
+def shift(table: bytes, amount: int) -> bytes:
+    """Add *amount* to each name and value offset of *table*.
+
+    One addition of two long integers in place of a loop. No field overflows into its neighbour,
+    for each offset lies within a file of `MAX_CACHE_BYTES` before and after.
+    """
+    ones = int.from_bytes(ENTRY.pack(0, 1, 1, 0, 0) * (len(table) // ENTRY.size), "little")
+    moved = int.from_bytes(table, "little") + amount * ones
+    return moved.to_bytes(len(table), "little")
+
+
+def read_cache(data: bytes, *, keep_ours: bool = False) -> Cache | None:
+    """Return the cache in *data* without the entries of an earlier merge.
+
+    None for what a loader would ignore. Raises `LdcacheError` for more than `MAX_CACHE_BYTES`.
+    """
+    if len(data) > MAX_CACHE_BYTES:
+        message = f"cannot read the ld.so.cache: {len(data)} bytes, {MAX_CACHE_BYTES} at most"
+        raise LdcacheError(message)
+    place = _locate(data)
+    if place is None:
+        return None
+    start, origin, count, size = place
+    end = start + count * size
+    table = data[start:end] if size == ENTRY.size else _widen(data[start:end], count)
+    lead = end - origin
+    offsets = column(table, NAME) + column(table, VALUE)
+    if offsets and (min(offsets) < lead or max(offsets) >= len(data) - origin):
+        return None
+
+    sections = _sections(data, origin) if size == ENTRY.size else {}
+    # glibc writes the offsets of the hwcaps names from the header on, and reads them from the
+    # file's start: behind an old table they never worked, and must not begin to.
+    hwcaps = _hwcaps(data, end, sections) if origin == 0 else ()
+    at, length = sections.get(_GENERATOR, _NO_SECTION)
+    generator = data[at : at + length] if length <= MAX_GENERATOR_BYTES else b""
+
+    at, length = sections.get(_OURS, _NO_SECTION)
+    if length == 4 and origin == 0 and not keep_ours:
+        (ours,) = struct.unpack_from("<I", data, at)
+        if end <= ours < len(data):
+            table = _without(table, ours)
+            offsets = column(table, NAME) + column(table, VALUE)
+
+    # The strings end after the last one in use: our own and the old extension go.
+    last = max(max(offsets, default=-1) - lead, max(hwcaps, default=-1))
+    tail = b""
+    if last >= 0:
+        stop = data.find(b"\0", end + last)
+        tail = data[end : stop + 1] if stop >= 0 else data[end:] + b"\0"
+    return Cache(table, lead, tail, hwcaps, generator)
+
+
+def _locate(data: bytes) -> tuple[int, int, int, int] | None:
+    """Return (table, origin of offsets, entry count, entry size), None if loaders ignore it."""
+    size = len(data)
+    base = 0
+    if data.startswith(_OLD_MAGIC) and size > _OLD_HEADER_BYTES:
+        (count,) = struct.unpack_from("<I", data, 12)
+        if (size - _OLD_HEADER_BYTES) // _OLD_ENTRY_BYTES < count:
+            return None
+        end = _OLD_HEADER_BYTES + _OLD_ENTRY_BYTES * count
+        # Older i386 writers align the second header to 4, all others to 8.
+        aligned = ((end + 7) & -8, (end + 3) & -4)
+        base = next((at for at in aligned if data.startswith(_MAGIC, at)), 0)
+        if not base:
+            return _OLD_HEADER_BYTES, end, count, _OLD_ENTRY_BYTES
+    elif not data.startswith(_MAGIC):
+        return None
+    room = size - base - HEADER.size
+    if room <= 0:
+        return None
+    _, count, _, order, _ = HEADER.unpack_from(data, base)
+    # A byte order of 0 is from writers before glibc 2.33, which left it out.
+    if count > room // ENTRY.size or (order and order & _BYTE_ORDER_MASK != _LITTLE_ENDIAN):
+        return None
+    return base + HEADER.size, base, count, ENTRY.size
+
+
+def _widen(old: bytes, count: int) -> bytes:
+    """Return the table *old* of three words an entry in the new width."""
+    table = bytearray(count * ENTRY.size)
+    source, target = memoryview(old).cast("I"), memoryview(table).cast("I")
+    for field in (FLAGS, NAME, VALUE):
+        target[field :: ENTRY.size // 4] = source[field::3]
+    return bytes(table)
+
+
+def _sections(data: bytes, base: int) -> dict[int, tuple[int, int]]:
+    """Return {tag: (offset, bytes)} of the extension, empty where glibc would refuse it."""
+    at = HEADER.unpack_from(data, base)[4]
+    size = len(data)
+    if at == 0 or at % 4 or at > size - _EXTENSION.size:
+        return {}
+    magic, count = _EXTENSION.unpack_from(data, at)
+    at += _EXTENSION.size
+    if magic != _EXTENSION_MAGIC or count > MAX_SECTIONS or count * _SECTION.size > size - at:
+        return {}
+    found: dict[int, tuple[int, int]] = {}
+    for tag, _, offset, length in _SECTION.iter_unpack(data[at : at + count * _SECTION.size]):
+        if offset + length > size or (tag == _HWCAPS and length % 4):
+            return {}
+        # We write ours once: where there are two, an image forged one.
+        found[tag] = _NO_SECTION if tag == _OURS and tag in found else (offset, length)
+    return found
+
+
+def _hwcaps(data: bytes, end: int, sections: dict[int, tuple[int, int]]) -> tuple[int, ...]:
+    """Return the positions of the hwcaps names behind *end*, none if one is elsewhere."""
+    at, length = sections.get(_HWCAPS, _NO_SECTION)
+    if length == 0 or length > 4 * MAX_HWCAPS_NAMES:
+        return ()
+    offsets = struct.unpack_from(f"<{length // 4}I", data, at)
+    if min(offsets) < end or max(offsets) >= len(data):
+        return ()
+    return tuple(offset - end for offset in offsets)
+
+
+def _without(table: bytes, ours: int) -> bytes:
+    """Cut out of *table* the entries whose value is at or above *ours*."""
+    values = column(table, VALUE)
+    cuts = list(compress(range(len(values)), map(ours.__le__, values)))
+    kept = zip([0, *(cut + 1 for cut in cuts)], [*cuts, len(values)])
+    return b"".join(table[a * ENTRY.size : b * ENTRY.size] for a, b in kept)
+
+
+def format_cache(table: bytes, strings: bytes, cache: Cache) -> bytes:
+    """Return the file with *table* and *strings*, of which the image's part is from *cache*."""
+    lead = HEADER.size + len(table)
+    sections = [(_OURS, struct.pack("<I", lead + len(cache.tail)))]
+    if cache.hwcaps:
+        offsets = [lead + position for position in cache.hwcaps]
+        sections.append((_HWCAPS, struct.pack(f"<{len(offsets)}I", *offsets)))
+    if cache.generator:
+        sections.append((_GENERATOR, cache.generator))  # last, for its length is no multiple of 4
+    extension = (lead + len(strings) + 3) & -4
+    pieces = [
+        HEADER.pack(_MAGIC, len(table) // ENTRY.size, len(strings), _LITTLE_ENDIAN, extension),
+        table,
+        strings,
+        bytes(extension - lead - len(strings)),
+        _EXTENSION.pack(_EXTENSION_MAGIC, len(sections)),
+    ]
+    at = extension + _EXTENSION.size + len(sections) * _SECTION.size
+    for tag, content in sections:
+        pieces.append(_SECTION.pack(tag, 0, at, len(content)))
+        at += len(content)
+    pieces.extend(content for _, content in sections)
+    return b"".join(pieces)
