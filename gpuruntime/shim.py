@@ -76,7 +76,9 @@ def inject(command: Command, config: Config, cli_python: str, log: Log) -> None:
 
     Raises GpuRuntimeError, with config.json untouched, if they cannot be given.
     """
-    bundle = Bundle(command.bundle or "", command.config or CONFIG_NAME)
+    # crun's --config names another file, which crun resolves before it enters the bundle.
+    directory, name = os.path.split(command.config or "")
+    bundle = Bundle(directory, name) if name else Bundle(command.bundle or "", CONFIG_NAME)
     document, doubt = bundle.parse()
     if not request.may_ask(bundle.data):
         return

@@ -44,8 +44,9 @@ static struct text path;
 static struct text expected;
 static struct text message;
 
-/* The last component of argv[0], for messages. */
-static const char *program = "";
+/* The last component of argv[0].  Not initialised here: without initialised data there is no data
+ * segment, which the linker would pad to the largest page, 64 KiB on aarch64. */
+static const char *program;
 
 /* The value of *name* in the environment: its first entry, as getenv(3); NULL if unset or empty. */
 static const char *value_of(char **envp, const char *name)
@@ -175,15 +176,14 @@ static _Noreturn void run_hook(char **argv)
 
 /* ---- runtime role: the low-level runtime ---- */
 
-/* Joins *directory* and *name* in path; true if it fits. */
-static bool join(const char *directory, size_t length, const char *name)
+/* Joins *directory* and *name* in path. */
+static void join(const char *directory, size_t length, const char *name)
 {
 	clear(&path);
 	append_bytes(&path, directory, length);
 	if (length != 0 && directory[length - 1] != '/')
 		append(&path, "/");
 	append(&path, name);
-	return !path.full;
 }
 
 /* Leaves in path the config file that the environment selects: 1 found, 0 none, -1 in doubt. */
@@ -209,8 +209,6 @@ static int find_config(char **envp, struct statx *info)
 			clear(&path);
 			append(&path, start);
 		}
-		if (path.full)
-			return -1;
 		error = look_at(AT_FDCWD, path.bytes, 0, info);
 		if (error == 0)
 			return 1;
@@ -291,10 +289,8 @@ static bool read_candidates(const char *line, char *names)
 		used += length + 1;
 		line += width + length + 1;
 	}
-	if (used == 0 || !equal(line, "end\n"))
-		return false;
 	names[used] = '\0';
-	return true;
+	return equal(line, "end\n");
 }
 
 /* The candidates for the config that the environment selects, each ended by a NUL and the last by
@@ -307,8 +303,7 @@ static const char *choose_candidates(char **envp)
 
 	if (found == 0)
 		return "runc\0crun\0";
-	/* Times that Python would print with a sign, or that overflow in nanoseconds, are not ours to match. */
-	if (found < 0 || info.mtime.seconds < 0 || info.mtime.seconds > 9000000000)
+	if (found < 0)
 		return NULL;
 	clear(&expected);
 	append(&expected, "gpuruntime-launcher 1\nconfig ");
@@ -320,17 +315,14 @@ static const char *choose_candidates(char **envp)
 	append(&expected, " ");
 	append_number(&expected, info.size);
 	append(&expected, " ");
+	/* Before 1970 this wraps to what Python never prints: no match, so Python. */
 	append_number(&expected, (uint64_t)info.mtime.seconds * 1000000000U + info.mtime.nanoseconds);
 	append(&expected, "\n");
-	if (expected.full || !read_companion(companion, sizeof companion))
-		return NULL;
-	if (until(companion, '\0') < expected.length)
+	if (!read_companion(companion, sizeof companion))
 		return NULL;
 	if (!starts_with(companion, expected.bytes, expected.length))
 		return NULL;
-	if (!read_candidates(companion + expected.length, companion))
-		return NULL;
-	return companion;
+	return read_candidates(companion + expected.length, companion) ? companion : NULL;
 }
 
 /* True if path is a program that we may become.  Ourselves are passed over with a message, or we
@@ -339,7 +331,7 @@ static bool usable(const struct statx *self)
 {
 	static struct statx info;
 
-	if (path.full || look_at(AT_FDCWD, path.bytes, 0, &info) != 0)
+	if (look_at(AT_FDCWD, path.bytes, 0, &info) != 0)
 		return false;
 	if ((info.mode & S_IFMT) != S_IFREG || (info.mode & 0111) == 0)
 		return false;
@@ -374,7 +366,8 @@ static bool search(const char *name, const char *directories, const char *known,
 
 		/* An empty or relative entry means the current directory, which is a bundle. */
 		if (directories[0] == '/' && !lists(known, directories, length)) {
-			if (join(directories, length, name) && usable(self))
+			join(directories, length, name);
+			if (usable(self))
 				return true;
 		}
 		if (directories[length] == '\0')
@@ -500,8 +493,7 @@ static _Noreturn void launch(char **argv, char **envp)
 		"nvidia-container-toolkit", NULL,
 	};
 
-	if (argv[0] != NULL)
-		program = argv[0];
+	program = argv[0] != NULL ? argv[0] : "";
 	while (program[until(program, '/')] == '/')
 		program += until(program, '/') + 1;
 	if (is_one_of(program, hooks))

@@ -12,9 +12,9 @@
 
 #include "kernel.h"
 
+/* Twice as long as any path that the kernel takes: a path that was cut here is refused there. */
 struct text {
 	size_t length;
-	bool full;
 	char bytes[8192];
 };
 
@@ -52,18 +52,15 @@ static bool starts_with(const char *text, const char *start, size_t length)
 static void clear(struct text *out)
 {
 	out->length = 0;
-	out->full = false;
 	out->bytes[0] = '\0';
 }
 
-/* Appends *length* bytes; what does not fit is dropped and remembered in full. */
+/* Appends *length* bytes; what does not fit is dropped. */
 static void append_bytes(struct text *out, const char *bytes, size_t length)
 {
 	for (size_t i = 0; i < length; i++) {
-		if (out->length + 1 >= sizeof out->bytes) {
-			out->full = true;
+		if (out->length + 1 >= sizeof out->bytes)
 			break;
-		}
 		out->bytes[out->length] = bytes[i];
 		out->length++;
 	}

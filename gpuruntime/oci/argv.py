@@ -144,12 +144,13 @@ def parse(arguments: Sequence[str]) -> Command:
     except _UnknownError:
         return _guess(arguments)
     asked = [name for name, _ in options if GLOBAL_OPTIONS[name] == QUERY]
+    subcommand = rest[0] if rest else None
     command: dict[str, Any] = {
-        "subcommand": rest[0] if rest else None,
+        "subcommand": subcommand,
         "version": any(name in VERSION_NAMES for name in asked),
         **_talk(options),
     }
-    if rest[:1] != ["create"] or asked:
+    if subcommand != "create" or asked:
         return Command(**command)
     try:
         options, _ = _read(rest[1:], CREATE_OPTIONS, interspersed=True)

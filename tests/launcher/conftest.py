@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the launcher with test constants, and recording programs in place of what it may become."""
+"""Builds the launcher with test constants, and recorders for what it may become."""
 
 from __future__ import annotations
 
@@ -38,6 +38,12 @@ HOOK_NAMES = (
     *("gpu-cdi-hook", "gpu-container-runtime-hook", "nvidia-cdi-hook"),
     *("nvidia-container-runtime-hook", "nvidia-container-toolkit"),
 )
+# Each of these becomes the next by exec, so that the pid stays the one that was started.
+OWN_RUN = (
+    *("/usr/bin/unshare", "--mount", "--propagation", "private", "/bin/sh", "-c"),
+    *('/usr/bin/mount -t tmpfs run /run && exec "$@"', "sh"),
+)
+DEADLINE_S = 30
 VERSION = "9.8.7"
 CLI_PYTHON = "/cli/python"
 LIBRARY = "/library"
@@ -151,14 +157,25 @@ class Workshop:
             "STANDARD_PATH": f"{self.path('standard')}:{self.path('standard2')}",
         }
 
-    def build(self, name: str, options: tuple[str, ...] = FREESTANDING, **changed: str) -> Path:
+    def compile_launcher(
+        self, output: Path, *, cc: str = "gcc", extra: tuple[str, ...] = (), **changed: str
+    ) -> None:
+        """Compile the launcher as the Makefile does, but for its constants."""
+        values = constants(**{**self.fixed(), **changed})
+        compile_c(LAUNCHER, output, *FREESTANDING, *extra, *values, cc=cc)
+
+    def build(
+        self, name: str, *, sanitised: bool = False, extra: tuple[str, ...] = (), **changed: str
+    ) -> Path:
         """Return a directory of links to a launcher, built once for each *name*."""
         if name not in self.built:
             directory = self.path(f"programs/{name}")
             directory.mkdir(parents=True)
             binary = directory / "launcher"
-            source = TWIN if options is SANITISED else LAUNCHER
-            compile_c(source, binary, *options, *constants(**{**self.fixed(), **changed}))
+            if sanitised:
+                compile_c(TWIN, binary, *SANITISED, *constants(**self.fixed()))
+            else:
+                self.compile_launcher(binary, extra=extra, **changed)
             for link in (*RUNTIME_NAMES, *HOOK_NAMES):
                 (directory / link).symlink_to("launcher")
             self.built[name] = directory
@@ -194,20 +211,31 @@ class Bench:
         program: str | None = None,
         env: dict[str, str] | None = None,
         cwd: str | None = None,
+        own_run: bool = False,
     ) -> Outcome:
-        """Start *command* as a caller with *habits* does, and collect what was recorded."""
+        """Start *command* as a caller with *habits* does, and collect what was recorded.
+
+        With *own_run*, /run is an empty file system of its own, which goes away with the process.
+        """
         for old in self.workshop.root.rglob("*.record"):
             old.unlink()
         executable = program or os.fsdecode(command[0])
         with subprocess.Popen(
-            [str(self.path("caller")), *habits, "--", executable, *command],
+            [
+                *(OWN_RUN if own_run else ()),
+                *(str(self.path("caller")), *habits, "--", executable, *command),
+            ],
             env=self.environment() if env is None else env,
             cwd=cwd or str(self.path("empty")),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         ) as child:
-            stdout, stderr = child.communicate(timeout=60)
+            try:
+                stdout, stderr = child.communicate(timeout=DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                raise
         found = {
             str(path.relative_to(self.workshop.root)).removesuffix(".record"): Record.read(path)
             for path in self.workshop.root.rglob("*.record")
@@ -279,7 +307,7 @@ def twin(workshop: Workshop) -> str:
     )
     if done.returncode != 0:
         pytest.skip(f"gcc has no sanitiser runtime (libasan, libubsan): {done.stderr.strip()}")
-    workshop.build("twin", SANITISED)
+    workshop.build("twin", sanitised=True)
     return "twin"
 
 

@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
+
 from gpuruntime import config
 
 if TYPE_CHECKING:
@@ -210,6 +211,7 @@ UNUSABLE: dict[str, Callable[[str], str]] = {
     "text-after-end": swap("end\n", "end\nruntime runc\n"),
     "no-runtime": swap("runtime crun\n", ""),
     "empty-runtime": swap("runtime crun\n", "runtime \n"),
+    "second-runtime-empty": swap("runtime crun\n", "runtime crun\nruntime \n"),
     "unknown-line": swap("runtime crun\n", "runtime crun\nruntimes x\n"),
     "runtime-without-line-feed": lambda text: text[: text.index("crun") + 4],
     "cut": lambda text: text[: len(text) // 2],
@@ -293,9 +295,7 @@ def test_companion_of_a_removed_config_is_not_used(bench: Bench) -> None:
         pytest.param("directory-foreign-owner", marks=ROOT_ONLY),
     ],
 )
-def test_companion_that_others_may_have_written_is_not_believed(
-    spoil: str, bench: Bench
-) -> None:
+def test_companion_that_others_may_have_written_is_not_believed(spoil: str, bench: Bench) -> None:
     """It decides which program runs as root."""
     text = companion_text(write_config(bench), "crun")
     path = write_companion(bench, text)
@@ -378,7 +378,8 @@ def test_directory_of_the_user_is_joined_as_python_joins(ending: str, bench: Ben
 
 
 def test_empty_variables_count_as_unset(bench: Bench) -> None:
-    """As for the incumbent."""
+    """As for the incumbent; joined to nothing they would name files of the working directory."""
+    write_config(bench, "empty/gpuruntime/config.toml")
     env = bench.environment(
         GPURUNTIME_CONFIG="", NVIDIA_CTK_CONFIG_FILE_PATH="", XDG_CONFIG_HOME=""
     )

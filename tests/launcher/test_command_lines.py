@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from gpuruntime.errors import RequestError
-from gpuruntime.oci import argv
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from gpuruntime.errors import RequestError
+from gpuruntime.oci import argv
 
 if TYPE_CHECKING:
     from conftest import Bench
