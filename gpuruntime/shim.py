@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from gpuruntime.oci.argv import Command
 
 # Set by CPython at its start; the launcher tells whether they were ignored before.
+# A hint names the devices by index, not each by its UUID as well.
+MAX_NAMES_IN_HINT = 20
+MAX_NAME_IN_HINT = 32
 _IGNORED_BITS = ((1, signal.SIGPIPE), (2, signal.SIGXFSZ))
 
 
@@ -129,7 +132,8 @@ def _unresolved(names: Sequence[str], known: Registry, config: Config) -> GpuRun
     where = ", ".join(f'"{directory}"' for directory in config.spec_dirs)
     if known.devices:
         text = f"no CDI spec in {where} defines {wanted}"
-        hint = 'ask for a device that "gpuruntime cdi generate" names'
+        short = sorted(name for name in known.devices if len(name) <= MAX_NAME_IN_HINT)
+        hint = f"ask for one of {', '.join(short[:MAX_NAMES_IN_HINT])}"
     else:
         text = f"no CDI spec found in {where}, wanted {wanted}"
         hint = f'run "gpuruntime cdi generate --output {config.spec_dirs[-1]}/nvidia.yaml"'
