@@ -262,7 +262,8 @@ def _podman(work: Path, devices: str, spec: str) -> str:
         word for name in devices.split(",") for word in ("--device", f"nvidia.com/gpu={name}")
     ]
     return run(
-        "podman", "--root", work / "storage", "--runroot", work / "runroot", "--tmpdir", work / "tmp",
+        "podman", "--root", work / "storage", "--runroot", work / "runroot",
+        "--tmpdir", work / "tmp",
         "--cgroup-manager=cgroupfs", "--events-backend=none", "run", "--rm", "--network=none",
         "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024", "--cap-add", CAPABILITY,
         "--env", "MINE=kept", *flags, "--rootfs", work / "image", "/bin/sh", "-c", script,
