@@ -10,11 +10,11 @@ import sys
 from typing import Any
 
 import pytest
-from containers import bad_input
-from containers.machine import SIMHOST, TREE
+from scenarios import bad_input
+from scenarios.machine import SIMHOST, TREE
 
 pytestmark = pytest.mark.system
-PROGRAM = TREE / "tests" / "containers" / "bad_input.py"
+PROGRAM = TREE / "tests" / "scenarios" / "bad_input.py"
 PHASES = "configuration|request|bundle|device|spec|runtime"
 
 

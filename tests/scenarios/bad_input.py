@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: D103 (the name of a case says what it does)
+# ruff: noqa: D103, D401 (the name of a case says what it does)
 """Call the runtime with each kind of bad input, on the simulated host; print what came of it.
 
 Standard output is one JSON object: case → status, stderr, last log record in both formats, whether

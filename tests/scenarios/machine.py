@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -11,8 +12,10 @@ from pathlib import Path
 
 TREE = Path(__file__).parents[2]
 SIMHOST = TREE / "tests" / "simhost" / "simhost.py"
-SCENARIO = TREE / "tests" / "containers" / "scenario.py"
+SCENARIO = TREE / "tests" / "scenarios" / "scenario.py"
 SETTLE_S = 10.0
+# Simulated hosts of other runs come and go; tests/system/test_simhost.py sees that ours do.
+FOREIGN_GROUP = re.compile(r"/simhost-\d+(/|$)")
 
 
 def snapshot() -> dict[str, frozenset[str]]:
@@ -23,11 +26,12 @@ def snapshot() -> dict[str, frozenset[str]]:
             children[:] = [name for name in children if name not in {"pts", "shm", "mqueue"}]
         nodes |= {f"{directory}/{name}" for name in names}
     mounts = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
+    groups = (directory for directory, _, _ in os.walk("/sys/fs/cgroup"))
     cache = Path("/etc/ld.so.cache").stat()
     return {
         "/dev": frozenset(nodes),
         "mounts": frozenset(line.split(maxsplit=2)[2] for line in mounts),
-        "cgroups": frozenset(directory for directory, _, _ in os.walk("/sys/fs/cgroup")),
+        "cgroups": frozenset(d for d in groups if not FOREIGN_GROUP.search(d)),
         "/run": frozenset(os.listdir("/run")),
         "/etc": frozenset(os.listdir("/etc")),
         "/etc/ld.so.cache": frozenset({f"{cache.st_ino} {cache.st_mtime_ns}"}),
