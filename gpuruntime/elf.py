@@ -22,6 +22,7 @@ MAX_TABLE_BYTES = 64 << 10  # of program headers and of the dynamic section, eac
 MAX_NAME_BYTES = 4096
 MAX_NEEDED = 512
 _NAME_CHUNK_BYTES = 64
+_MAX_FILE_OFFSET = (1 << 63) - 1 - MAX_TABLE_BYTES  # an off_t: seek raises OverflowError beyond
 
 _IDENT = struct.Struct("<4sBBB9x")  # magic, class, byte order, version
 _CLASS32, _CLASS64 = 1, 2
@@ -206,9 +207,6 @@ def _reader(source: bytes | BinaryIO) -> Callable[[int, int], bytes]:
             return _whole(file.read(length), offset, length)
 
     return read_at
-
-
-_MAX_FILE_OFFSET = (1 << 63) - 1 - MAX_TABLE_BYTES  # off_t; seek raises OverflowError beyond
 
 
 def _whole(data: bytes, offset: int, length: int) -> bytes:

@@ -9,19 +9,17 @@ from __future__ import annotations
 from gpuruntime.errors import LdcacheError
 from gpuruntime.ldcache_format import (
     ENTRY,
-    FLAGS,
     HEADER,
     MAX_NAME_BYTES,
-    NAME,
-    VALUE,
     Cache,
     Names,
-    column,
+    Rows,
     compare,
     format_cache,
     read_cache,
     shift,
     sort_key,
+    values,
 )
 from gpuruntime.record import Record
 
@@ -107,7 +105,7 @@ def lists_directory(image: bytes | None, directory: str) -> bool:
     if cache is None:
         return False
     prefix = _encode(directory).rstrip(b"/") + b"/"
-    starts = set(cache.positions(VALUE))
+    starts = values(cache)
     at = cache.tail.find(prefix)
     while at >= 0:
         file = at + len(prefix)
@@ -143,20 +141,20 @@ class _Search(Names):
 
     def insert(self, ours: list[_Ours], cache: Cache) -> bytes:
         """Return the table of *cache* with *ours*, highest first, at their places."""
-        keys, values = cache.positions(NAME), cache.positions(VALUE)
+        rows = cache.rows()
         lead = HEADER.size + len(cache.table) + ENTRY.size * len(ours)
         table = shift(cache.table, lead - cache.lead)
         pieces = []
         done = 0
         for own in ours:
-            low, high = 0, len(keys)
+            low, high = 0, len(rows)
             while low < high:
                 middle = (low + high) // 2
-                if compare(self.key(keys[middle]), own.key) > 0:
+                if compare(self.key(rows.name(middle)), own.key) > 0:
                     low = middle + 1
                 else:
                     high = middle
-            at = max(self._after_kept(own, low, keys, values), done)
+            at = max(self._after_kept(own, low, rows), done)
             pieces.append(table[done * ENTRY.size : at * ENTRY.size])
             pieces.append(ENTRY.pack(own.flags, own.name + lead, own.value + lead, 0, 0))
             done = at
@@ -165,28 +163,25 @@ class _Search(Names):
 
     def first_miss(self, ours: list[_Ours], table: bytes) -> _Ours | None:
         """Look *ours* up in *table* as a loader does; return the first that it does not get."""
-        lead = HEADER.size + len(table)
-        flags = column(table, FLAGS)
-        keys = [offset - lead for offset in column(table, NAME)]
-        values = [offset - lead for offset in column(table, VALUE)]
+        rows = Rows(table, HEADER.size + len(table))
         for own in ours:
-            at = self._find(own.key, keys)
-            while at < len(keys) and self.key(keys[at]) == own.key:
-                if flags[at] == own.flags and not self._is_kept_first(values[at]):
+            at = self._find(own.key, rows)
+            while at < len(rows) and self.key(rows.name(at)) == own.key:
+                if rows.flags(at) == own.flags and not self._is_kept_first(rows.value(at)):
                     break
                 at += 1
             else:
                 return own
-            if values[at] < self._own_start:
+            if rows.value(at) < self._own_start:
                 return own
         return None
 
-    def _after_kept(self, own: _Ours, at: int, keys: list[int], values: list[int]) -> int:
+    def _after_kept(self, own: _Ours, at: int, rows: Rows) -> int:
         """Return the place behind the last entry of *own*'s name that is to stay in front."""
         place = at
-        while self._keep_first and at < len(keys) and self.key(keys[at]) == own.key:
+        while self._keep_first and at < len(rows) and self.key(rows.name(at)) == own.key:
             at += 1
-            if self._is_kept_first(values[at - 1]):
+            if self._is_kept_first(rows.value(at - 1)):
                 place = at
         return place
 
@@ -195,21 +190,21 @@ class _Search(Names):
             return False
         return self.text(value).rpartition("/")[0] in self._keep_first
 
-    def _find(self, key: tuple[int, ...], keys: list[int]) -> int:
-        """Return the index of a name's first entry by the loader's own steps, else len(keys)."""
-        low, high = 0, len(keys) - 1
+    def _find(self, key: tuple[int, ...], rows: Rows) -> int:
+        """Return the index of a name's first entry by the loader's own steps, else len(rows)."""
+        low, high = 0, len(rows) - 1
         while low <= high:
             middle = (low + high) // 2
-            order = compare(key, self.key(keys[middle]))
+            order = compare(key, self.key(rows.name(middle)))
             if order == 0:
-                while middle and self.key(keys[middle - 1]) == key:
+                while middle and self.key(rows.name(middle - 1)) == key:
                     middle -= 1
                 return middle
             if order < 0:
                 low = middle + 1
             else:
                 high = middle - 1
-        return len(keys)
+        return len(rows)
 
 
 def _place_strings(entries: Iterable[Entry], tail: bytes) -> tuple[list[_Ours], bytes]:
@@ -235,8 +230,8 @@ def _place_strings(entries: Iterable[Entry], tail: bytes) -> tuple[list[_Ours], 
 
 
 def _sort(cache: Cache, names: Names) -> Cache:
-    keys = cache.positions(NAME)
-    order = sorted(range(len(keys)), key=lambda i: names.key(keys[i]), reverse=True)
+    rows = cache.rows()
+    order = sorted(range(len(rows)), key=lambda i: names.key(rows.name(i)), reverse=True)
     size = ENTRY.size
     table = b"".join(cache.table[i * size : (i + 1) * size] for i in order)
     return Cache(table, cache.lead, cache.tail, cache.hwcaps, cache.generator)

@@ -29,7 +29,8 @@ _OLD_ENTRY_BYTES = 12
 _MAGIC = b"glibc-ld.so.cache1.1"
 HEADER = struct.Struct("<20sIIB3xI12x")  # magic, count, bytes of strings, byte order, extension
 ENTRY = struct.Struct("<IIIIQ")  # flags, name, value, osversion, hwcap
-FLAGS, NAME, VALUE = range(3)  # columns of the table, six words wide
+_ENTRY_WORDS = 6
+_FLAGS, _NAME, _VALUE = range(3)
 _LITTLE_ENDIAN = 2
 _BYTE_ORDER_MASK = 3
 
@@ -64,9 +65,34 @@ class Cache:
         self.hwcaps = hwcaps
         self.generator = generator
 
-    def positions(self, field: int) -> list[int]:
-        """Return the positions in the tail of the column NAME or VALUE."""
-        return [offset - self.lead for offset in column(self.table, field)]
+    def rows(self) -> Rows:
+        """Return the entries, their strings as positions in the tail."""
+        return Rows(self.table, self.lead)
+
+
+class Rows:
+    """The entries of a table by number. No lists are made: a search looks at few of them."""
+
+    __slots__ = ("_lead", "_words")
+
+    def __init__(self, table: bytes, lead: int) -> None:
+        self._words = memoryview(table).cast("I")
+        self._lead = lead
+
+    def __len__(self) -> int:
+        return len(self._words) // _ENTRY_WORDS
+
+    def flags(self, index: int) -> int:
+        """Return the flags field of entry *index*."""
+        return self._words[index * _ENTRY_WORDS]
+
+    def name(self, index: int) -> int:
+        """Return the position of the name of entry *index*."""
+        return self._words[index * _ENTRY_WORDS + _NAME] - self._lead
+
+    def value(self, index: int) -> int:
+        """Return the position of the value of entry *index*."""
+        return self._words[index * _ENTRY_WORDS + _VALUE] - self._lead
 
 
 class Names:
@@ -135,15 +161,21 @@ def compare(left: tuple[int, ...], right: tuple[int, ...]) -> int:
 
     Like tuples, but for numbers: their difference is taken in 32 bits and wraps.
     """
-    if left == right:
-        return 0
-    a, b = next(pair for pair in zip(left, right) if pair[0] != pair[1])
-    return ((a - b + 0x80000000) & 0xFFFFFFFF) - 0x80000000
+    difference = 0
+    for a, b in zip(left, right):
+        difference = a - b
+        if difference:
+            break
+    return ((difference + 0x80000000) & 0xFFFFFFFF) - 0x80000000
 
 
-def column(table: bytes, field: int) -> list[int]:
-    """Return one of the columns FLAGS, NAME or VALUE of *table*."""
-    return memoryview(table).cast("I")[field :: ENTRY.size // 4].tolist()
+def values(cache: Cache) -> set[int]:
+    """Return the positions of all values in the tail of *cache*."""
+    return {offset - cache.lead for offset in _column(cache.table, _VALUE)}
+
+
+def _column(table: bytes, field: int) -> list[int]:
+    return memoryview(table).cast("I")[field::_ENTRY_WORDS].tolist()
 
 
 def shift(table: bytes, amount: int) -> bytes:
@@ -172,7 +204,7 @@ def read_cache(data: bytes, *, keep_ours: bool = False) -> Cache | None:
     end = start + count * size
     table = data[start:end] if size == ENTRY.size else _widen(data[start:end], count)
     lead = end - origin
-    offsets = column(table, NAME) + column(table, VALUE)
+    offsets = _column(table, _NAME) + _column(table, _VALUE)
     if offsets and (min(offsets) < lead or max(offsets) >= len(data) - origin):
         return None
 
@@ -188,7 +220,7 @@ def read_cache(data: bytes, *, keep_ours: bool = False) -> Cache | None:
         (ours,) = struct.unpack_from("<I", data, at)
         if end <= ours < len(data):
             table = _without(table, ours)
-            offsets = column(table, NAME) + column(table, VALUE)
+            offsets = _column(table, _NAME) + _column(table, _VALUE)
 
     # The strings end after the last one in use: our own and the old extension go.
     last = max(max(offsets, default=-1) - lead, max(hwcaps, default=-1))
@@ -229,8 +261,8 @@ def _widen(old: bytes, count: int) -> bytes:
     """Return the table *old* of three words an entry in the new width."""
     table = bytearray(count * ENTRY.size)
     source, target = memoryview(old).cast("I"), memoryview(table).cast("I")
-    for field in (FLAGS, NAME, VALUE):
-        target[field :: ENTRY.size // 4] = source[field::3]
+    for field in (_FLAGS, _NAME, _VALUE):
+        target[field::_ENTRY_WORDS] = source[field::3]
     return bytes(table)
 
 
@@ -266,7 +298,7 @@ def _hwcaps(data: bytes, end: int, sections: dict[int, tuple[int, int]]) -> tupl
 
 def _without(table: bytes, ours: int) -> bytes:
     """Cut out of *table* the entries whose value is at or above *ours*."""
-    values = column(table, VALUE)
+    values = _column(table, _VALUE)
     cuts = list(compress(range(len(values)), map(ours.__le__, values)))
     kept = zip([0, *(cut + 1 for cut in cuts)], [*cuts, len(values)])
     return b"".join(table[a * ENTRY.size : b * ENTRY.size] for a, b in kept)
