@@ -96,7 +96,7 @@ class LoaderCache(Record):
             finally:
                 os.close(etc)
         except (OSError, LdcacheError) as error:
-            why = error.strerror if isinstance(error, OSError) else error.message
+            why = error.message if isinstance(error, LdcacheError) else str(error)
             hidden = [d for d in self.directories() if not _is_searched(root, old, d)]
             if hidden:
                 raise LdcacheError(
