@@ -123,8 +123,13 @@ def _apply_node(node: DeviceNode, user: dict[str, Any], config: OciConfig) -> No
     else:
         devices.append(device)
     if node["type"] in ("b", "c"):
-        rule: dict[str, Any] = {"allow": True, "type": node["type"]}
-        rule.update({m: value for m, value in node.items() if m in ("major", "minor")})
+        # Always both numbers: a rule without a minor allows every device of the major.
+        rule: dict[str, Any] = {
+            "allow": True,
+            "type": node["type"],
+            "major": node.get("major", 0),
+            "minor": node.get("minor", 0),
+        }
         permissions = node.get("permissions") or "rwm"
         if permissions != "none":
             rule["access"] = permissions
