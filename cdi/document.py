@@ -26,6 +26,8 @@ HOOK_NAMES = (
 )
 _UINT32 = (0, 2**32 - 1)
 _INT64 = (-(2**63), 2**63 - 1)
+# What readers in Go have in place of a null item; of the other shapes a null item crashes them.
+_NULL_ITEMS: dict[Any, Any] = {str: "", "device": {}, _UINT32: 0}
 
 # Member → shape. A shape is str, bool, (low, high) for an integer, [shape] for a list of it, the
 # name of another table, or dict for a map of strings.
@@ -112,8 +114,12 @@ def _shape(shape: Any, value: object, where: str) -> Any:  # noqa: ANN401 (JSON)
     if isinstance(shape, list):
         if not isinstance(value, list):
             raise CdiError("wrong-type", f"{where} is not a list")
-        return [_shape(shape[0], item, f"{where}[{i}]") for i, item in enumerate(value)]
+        null = _NULL_ITEMS.get(shape[0])
+        items = [null if item is None else item for item in value]
+        return [_shape(shape[0], item, f"{where}[{i}]") for i, item in enumerate(items)]
     if isinstance(shape, tuple):
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
         # bool is a subclass of int in Python and something else in JSON.
         if not isinstance(value, int) or isinstance(value, bool):
             raise CdiError("wrong-type", f"{where} is not a whole number")

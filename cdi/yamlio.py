@@ -44,6 +44,13 @@ _Loader.yaml_implicit_resolvers = {
     first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+# Explicit tags for values that JSON does not have are unknown tags.
+_NO_JSON = {f"tag:yaml.org,2002:{tag}" for tag in ("binary", "omap", "pairs", "set", "timestamp")}
+_Loader.yaml_constructors = {
+    tag: constructor
+    for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
+    if tag not in _NO_JSON
+}
 
 
 def decode(text: str) -> object:
@@ -56,7 +63,7 @@ def decode(text: str) -> object:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}: " if mark else ""
-        problem = getattr(error, "problem", None) or str(error)
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
         raise CdiError("syntax", f"{line}{problem}") from error
     except (RecursionError, ValueError) as error:
         raise CdiError("syntax", f"cannot be read: {type(error).__name__}") from error

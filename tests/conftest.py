@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiers: a tier that cannot run here is skipped by name, or fails where it was promised."""
+"""Tiers: one that cannot run here is skipped by name, or fails where it was promised.
+
+`GPURUNTIME_TEST_REQUIRE=system,engine` promises those two. The summary counts each tier's tests.
+A tier's marker may name the programs that the test needs: `@pytest.mark.engine("podman")`.
+"""
 
 from __future__ import annotations
 
@@ -9,52 +13,74 @@ from collections import Counter
 
 import pytest
 
-REQUIRED = "GPURUNTIME_TEST_REQUIRE"
-PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-# Tier → the programs without which it cannot run.
-TIERS = {
+REQUIRE = "GPURUNTIME_TEST_REQUIRE"
+PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+# The tiers that a machine may be unable to run, and what a test without arguments needs.
+PRIVILEGED = {
     "system": ("runc", "crun"),
     "engine": ("dockerd", "docker", "containerd", "ctr", "podman"),
 }
-COUNTS: Counter[tuple[str, str]] = Counter()
+TIERS = ("unit", "property", *PRIVILEGED)
+OUTCOMES = {"passed": "passed", "failed": "failed", "error": "failed", "skipped": "skipped"}
+
+pytest.register_assert_rewrite("containers.seen")
+tier_by_test: dict[str, str] = {}
 
 
-def why_not(tier: str) -> str | None:
-    """Return why *tier* cannot run here, or None."""
-    if os.geteuid() != 0:
-        return f"tier {tier}: needs root"
-    missing = [name for name in TIERS[tier] if shutil.which(name, path=PATH) is None]
-    return f"tier {tier}: not installed: {', '.join(missing)}" if missing else None
+def pytest_configure() -> None:
+    """Refuse a promise of a tier that does not exist."""
+    unknown = required() - set(PRIVILEGED)
+    if unknown:
+        raise pytest.UsageError(f"{REQUIRE}: no tier {', '.join(sorted(unknown))}")
+
+
+def required() -> set[str]:
+    """Return the tiers that must run here."""
+    return {word.strip() for word in os.environ.get(REQUIRE, "").split(",") if word.strip()}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what cannot run, loudly, unless the tier is required."""
-    required = os.environ.get(REQUIRED, "").split(",")
-    reasons = {tier: why_not(tier) for tier in TIERS}
+    """Note each test's tier."""
     for item in items:
-        for tier, reason in reasons.items():
-            if reason and item.get_closest_marker(tier):
-                if tier in required:
-                    raise pytest.UsageError(f"{REQUIRED}: {reason}")
-                item.add_marker(pytest.mark.skip(reason=reason))
+        found = [tier for tier in TIERS if item.get_closest_marker(tier)]
+        tier_by_test[item.nodeid] = found[-1] if found else "unit"
 
 
-def tier_of(report: pytest.TestReport) -> str:
-    """Return the tier of a report by its markers."""
-    for tier in (*TIERS, "property"):
-        if tier in report.keywords:
-            return tier
-    return "unit"
+def why_not(item: pytest.Item) -> str | None:
+    """Return why *item* cannot run here, or None."""
+    for tier, usual in PRIVILEGED.items():
+        marker = item.get_closest_marker(tier)
+        if marker is None:
+            continue
+        if os.geteuid() != 0:
+            return f"tier {tier}: needs root"
+        needed = marker.args or usual
+        missing = [name for name in needed if shutil.which(name, path=PATH) is None]
+        if missing:
+            return f"tier {tier}: not installed: {', '.join(missing)}"
+    return None
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Count the outcome of each test by tier."""
-    if report.when == "call" or report.outcome == "skipped":
-        COUNTS[tier_of(report), report.outcome] += 1
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that cannot run here, or fail it where its tier was promised."""
+    reason = why_not(item)
+    if reason is None:
+        return
+    if tier_by_test[item.nodeid] in required():
+        pytest.fail(f"{reason}, and {REQUIRE} promises it", pytrace=False)
+    pytest.skip(reason)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print how many tests of each tier ran, so that a skipped tier is seen."""
-    for tier in ("unit", "property", *TIERS):
-        outcomes = [f"{COUNTS[tier, o]} {o}" for o in ("passed", "failed", "skipped")]
-        terminalreporter.write_line(f"tier {tier}: {', '.join(outcomes)}")
+    """Print how many tests of each tier ran, so that a tier that did not is seen."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for category, outcome in OUTCOMES.items():
+        for report in terminalreporter.stats.get(category, []):
+            tier = tier_by_test.get(report.nodeid)
+            if tier is not None:
+                counts[tier, outcome] += 1
+    terminalreporter.section("tiers")
+    for tier in TIERS:
+        shown = ", ".join(f"{counts[tier, o]} {o}" for o in ("passed", "failed", "skipped"))
+        terminalreporter.write_line(f"{tier:9} {shown}")

@@ -85,9 +85,21 @@ def generate(
         click.echo(f'warning: {chosen} is written to "{escape(output)}"', err=True)
     text = document.encode_json(spec) if chosen == "json" else yamlio.encode(spec)
     if output == "-":
-        sys.stdout.write(text)
+        _print(text)
     else:
         _save(output if ending else f"{output}.{chosen}", text, len(inventory.gpus))
+
+
+def _print(text: str) -> None:
+    try:
+        # Not sys.stdout: what it could not write, it would try again at exit.
+        with open(1, "wb", closefd=False) as stream:
+            stream.write(text.encode())
+    except OSError as error:
+        raise SpecError(
+            f"cannot write to standard output: {error.strerror}",
+            'name a file with "--output"',
+        ) from error
 
 
 def _save(path: str, text: str, gpu_count: int) -> None:

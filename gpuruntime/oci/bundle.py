@@ -32,6 +32,7 @@ _OBJECTS: dict[str, tuple[str, ...]] = {
     "root": ("path", "readonly"),
     "linux": ("devices", "resources", "namespaces", "intelRdt", "netDevices"),
     "linux.resources": ("devices",),
+    "linux.netDevices": (),
     "hooks": (
         "prestart",
         "createRuntime",

@@ -22,6 +22,7 @@ BIN = Path(__file__).parents[2] / ".venv" / "bin"
 RUNTIME = str(BIN / "gpu-container-runtime")
 SPEC = Path("/etc/cdi/nvidia.json")
 DEADLINE_S = 8
+STANDARD_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin")
 
 
 class Case:
@@ -76,6 +77,15 @@ def good(case: Case) -> None:
 
 def no_runc(case: Case) -> None:
     case.toml('[nvidia-container-runtime]\nruntimes = ["/no/such/runc", "nowhere-runc"]\n')
+
+
+def no_runc_anywhere(case: Case) -> None:
+    """Neither on PATH nor in the standard directories, and no config file that names one."""
+    shutil.rmtree(case.work / "bin")
+    for name in ("runc", "crun"):
+        for place in STANDARD_PATH:
+            if os.path.isfile(f"{place}/{name}"):
+                subprocess.run(["mount", "--bind", "/dev/null", f"{place}/{name}"], check=True)
 
 
 def runc_of_another_machine(case: Case) -> None:
@@ -216,6 +226,12 @@ def broken_yaml_spec_alone(case: Case) -> None:
     SPEC.rename("/etc/cdi/nvidia.yaml").write_text("a: [")
 
 
+def device_of_a_broken_spec(case: Case) -> None:
+    """The spec of the GPUs is good, the one with the device that is asked for is not."""
+    Path("/etc/cdi/card.json").write_text('{"cdiVersion": "0.5.0", "kind": "example.com/card"')
+    case.ask("0,example.com/card=0")
+
+
 def untrusted_spec(case: Case) -> None:
     SPEC.chmod(0o666)
 
@@ -318,14 +334,16 @@ def yaml_spec(case: Case) -> None:
 
 
 CASES: tuple[Callable[[Case], None], ...] = (
-    no_runc, runc_of_another_machine, config_missing, config_empty, config_truncated,
+    no_runc, no_runc_anywhere, runc_of_another_machine,
+    config_missing, config_empty, config_truncated,
     config_cut_before_the_request, config_directory, config_fifo, config_link, config_device,
     config_duplicate_key, config_deep_duplicate_key, config_invalid_utf8, config_other_case,
     config_utf16, config_byte_order_mark, config_trailing_garbage, config_nan,
     config_number_out_of_range, config_number_of_10000_digits, config_100000_brackets,
     config_100_levels, config_lone_surrogate, config_64_mib, config_list, mounts_null_entry,
     linux_a_string, env_a_map, uid_a_boolean, bundle_missing, no_spec, broken_spec_alone,
-    broken_yaml_spec_alone, untrusted_spec, spec_is_a_fifo, spec_with_unknown_member,
+    broken_yaml_spec_alone, device_of_a_broken_spec,
+    untrusted_spec, spec_is_a_fifo, spec_with_unknown_member,
     two_specs_of_one_kind, spec_names_a_missing_node, spec_names_a_file_as_node, gpu_9_of_8,
     one_of_two_unknown, unknown_uuid, path_as_device, all_of_another_vendor, control_characters,
     a_megabyte_of_devices, config_toml_broken, config_toml_of_wrong_type,

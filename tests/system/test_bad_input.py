@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,7 +49,9 @@ def test_bad_input_is_one_line_and_a_hint(
 ) -> None:
     """The engine's user reads what was wrong and what to do; nothing was half done."""
     seen = results[name][log_format]
-    expected = {"no_runc": 127, "runc_of_another_machine": 126}.get(name, 1)
+    expected = {"no_runc": 127, "no_runc_anywhere": 127, "runc_of_another_machine": 126}.get(
+        name, 1
+    )
     assert seen["status"] == expected, seen
     assert seen["stdout"] == ""
     assert re.fullmatch(
@@ -95,6 +99,8 @@ def test_an_unknown_key_is_a_warning_with_the_nearest_known(results: dict[str, A
         ("unknown_uuid", "GPU-00000000-1111-2222-3333-444444444444"),
         ("no_runc", "/no/such/runc"),
         ("broken_spec_alone", "/etc/cdi/nvidia.json"),
+        ("device_of_a_broken_spec", "/etc/cdi/card.json"),
+        ("no_runc_anywhere", '"runc", "crun"'),
         ("untrusted_spec", "root's alone"),
         ("two_specs_of_one_kind", "/etc/cdi/other.json"),
         ("spec_names_a_missing_node", "/dev/nvidia-missing"),
@@ -108,3 +114,22 @@ def test_an_unknown_key_is_a_warning_with_the_nearest_known(results: dict[str, A
 def test_the_message_names_what_is_wrong(results: dict[str, Any], name: str, wanted: str) -> None:
     """A message that names neither file nor device sends the operator searching."""
     assert wanted in results[name]["json"]["stderr"]
+
+
+@pytest.mark.parametrize("log", ["missing/log", "fifo", "directory"])
+def test_a_log_that_cannot_be_written_changes_nothing_else(tmp_path: Path, log: str) -> None:
+    """The two lines are on stderr all the same, at once; nothing is made where the log is not."""
+    (tmp_path / "directory").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    before = sorted(os.listdir(tmp_path))
+    command = [bad_input.RUNTIME, "--log", str(tmp_path / log), "create", "--bundle", "/no/bundle"]
+    done = subprocess.run(
+        [*command, "one"], capture_output=True, text=True, check=False, timeout=5
+    )
+    assert done.returncode == 1
+    assert re.fullmatch(
+        r'gpu-container-runtime: bundle: cannot read "/no/bundle/config.json": [ -~]+\n'
+        r"hint: [ -~]+\n",
+        done.stderr,
+    )
+    assert sorted(os.listdir(tmp_path)) == before

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One class for each engine: starts it privately, runs the image's programs, with us or without.
+
+All of it happens on the simulated host, and ends with it. `plain` is the engine's own way with
+runc or crun, which is what ours is compared with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import image
+
+TREE = Path(__file__).resolve().parents[2]
+BIN = TREE / ".venv" / "bin"
+OURS = str(BIN / "gpu-container-runtime")
+SIMHOST = TREE / "tests" / "simhost" / "simhost.py"
+CAPABILITY = "CAP_MKNOD"
+# What the user of the container sets.
+USERS = ("MINE=kept", "EMPTY=", "CUDA_MODULE_LOADING=LAZY")
+DEADLINE_S = 30.0
+
+
+class FailedError(Exception):
+    """A command that had to succeed did not."""
+
+
+def run(*command: object, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run *command* and return it with its output; raise FailedError if it fails."""
+    words = [str(word) for word in command]
+    done = subprocess.run(
+        words,
+        text=True,
+        capture_output=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+        **options,
+    )
+    if check and done.returncode != 0:
+        raise FailedError(
+            f"{' '.join(words)}: status {done.returncode}\n{done.stdout}{done.stderr}"
+        )
+    return done
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait until it *holds*; raise FailedError when it does not in time."""
+    end = time.monotonic() + DEADLINE_S
+    while not holds():
+        if time.monotonic() > end:
+            raise FailedError(f"{holds}: not so after {DEADLINE_S} s")
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def daemon(log: Path, *command: object) -> Iterator[None]:
+    """Run a daemon while in the context; show the end of its log when that fails."""
+    with log.open("w") as stream:
+        process = subprocess.Popen(
+            [str(word) for word in command], stdout=stream, stderr=stream, stdin=subprocess.DEVNULL
+        )
+    try:
+        yield
+    except FailedError:
+        sys.stderr.write(log.read_text()[-4000:])
+        raise
+    finally:
+        process.terminate()
+        process.wait(DEADLINE_S)
+
+
+def environment(devices: str | None) -> list[str]:
+    """Return the environment of a container that asks for *devices*."""
+    return [*USERS, *([] if devices is None else [f"NVIDIA_VISIBLE_DEVICES={devices}"])]
+
+
+class Bundle:
+    """runc or crun without an engine, on a bundle that shows /proc/driver as a kernel would."""
+
+    def __init__(self, work: Path, lowlevel: str = "runc") -> None:
+        self.work = work
+        self.lowlevel = lowlevel
+        self.count = 0
+        self.environment = dict(os.environ)
+        if lowlevel != "runc":
+            config = work / "config.toml"
+            config.write_text(f'[nvidia-container-runtime]\nruntimes = ["{lowlevel}"]\n')
+            self.environment["GPURUNTIME_CONFIG"] = str(config)
+
+    def run(self, devices: str | None, *, plain: bool = False) -> str:
+        """Return what the probe prints in a container that asks for *devices*."""
+        done = self.create(devices, plain=plain)
+        if done.returncode != 0:
+            raise FailedError(f"create: status {done.returncode}\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def create(
+        self, devices: str | None, *, plain: bool = False
+    ) -> subprocess.CompletedProcess[str]:
+        """Make a bundle, create its container and, if that works, run and delete it.
+
+        Returns the create, with the container's output as its own.
+        """
+        self.count += 1
+        bundle = self._make(devices)
+        program = self.lowlevel if plain else OURS
+        name = f"look-{self.count}"
+        out = bundle / "output"
+        errors = bundle / "errors"
+        with out.open("w") as stdout, errors.open("w") as stderr:
+            command = [program, "create", "--bundle", str(bundle), name]
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                env=self.environment,
+                timeout=60,
+                check=False,
+            )
+        if done.returncode == 0:
+            run(program, "start", name, env=self.environment)
+            until(lambda: self._has_stopped(program, name))
+            run(program, "delete", name, env=self.environment)
+        status = done.returncode
+        return subprocess.CompletedProcess(command, status, out.read_text(), errors.read_text())
+
+    def _has_stopped(self, program: str, name: str) -> bool:
+        state = json.loads(run(program, "state", name, env=self.environment).stdout)
+        return bool(state["status"] == "stopped")
+
+    def _make(self, devices: str | None) -> Path:
+        bundle = self.work / f"bundle-{self.count}"
+        image.make_root(bundle / "rootfs")
+        run("runc", "spec", "--bundle", bundle)
+        path = bundle / "config.json"
+        config = json.loads(path.read_text())
+        process = config["process"]
+        process["terminal"] = False
+        process["args"] = list(image.LOOK)
+        process["env"] = [image.PATH, *environment(devices)]
+        config["root"]["readonly"] = False
+        for capabilities in process["capabilities"].values():
+            capabilities.append(CAPABILITY)
+        path.write_text(json.dumps(config))
+        run(sys.executable, SIMHOST, "fakeproc", bundle)
+        return bundle
+
+
+class Docker:
+    """A dockerd of its own that knows our runtime by path, as an administrator configures it."""
+
+    def __init__(self, work: Path) -> None:
+        self.work = work
+        self.socket = f"unix://{work}/docker.sock"
+
+    @contextlib.contextmanager
+    def started(self) -> Iterator[None]:
+        """Run dockerd, with the image loaded, while in the context."""
+        settings = self.work / "daemon.json"
+        settings.write_text(json.dumps({"runtimes": {"gpuruntime": {"path": OURS}}}))
+        command = [
+            *("dockerd", "--config-file", settings, "-H", self.socket),
+            *("--data-root", self.work / "data", "--exec-root", self.work / "exec"),
+            *("--pidfile", self.work / "docker.pid", "--iptables=false", "--ip6tables=false"),
+            *("--bridge=none", "--storage-driver=overlay2"),
+        ]
+        root = image.make_root(self.work / "image")
+        archive = image.make_archive(root, self.work / "image.tar")
+        with daemon(self.work / "dockerd.log", *command):
+            until(lambda: self.client("version", check=False).returncode == 0)
+            self.client("load", "--input", archive)
+            yield
+
+    def client(self, *words: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run the docker client with *words*."""
+        return run("docker", "-H", self.socket, *words, check=check)
+
+    def words(self, devices: str | None, *, plain: bool = False) -> list[str]:
+        """Return the options of `docker run` for a container that asks for *devices*."""
+        runtime = "runc" if plain else "gpuruntime"
+        variables = [word for entry in environment(devices) for word in ("--env", entry)]
+        return ["--network=none", "--hostname=box", f"--runtime={runtime}", *variables]
+
+    def run(self, devices: str | None, *, plain: bool = False) -> str:
+        """Return what the probe prints in a container that asks for *devices*."""
+        words = self.words(devices, plain=plain)
+        return self.client("run", "--rm", *words, image.NAME, *image.LOOK).stdout
+
+
+class Containerd:
+    """A containerd of its own, used by ctr."""
+
+    def __init__(self, work: Path) -> None:
+        self.work = work
+        self.count = 0
+
+    @contextlib.contextmanager
+    def started(self) -> Iterator[None]:
+        """Run containerd, with the image imported, while in the context."""
+        settings = self.work / "containerd.toml"
+        settings.write_text(
+            f'version = 2\nroot = "{self.work}/root"\nstate = "{self.work}/state"\n'
+            'disabled_plugins = ["io.containerd.grpc.v1.cri"]\n'
+            f'[grpc]\naddress = "{self.work}/containerd.sock"\n'
+        )
+        root = image.make_root(self.work / "image")
+        archive = image.make_archive(root, self.work / "image.tar")
+        with daemon(self.work / "containerd.log", "containerd", "--config", settings):
+            until(lambda: self.client("version", check=False).returncode == 0)
+            self.client("images", "import", archive)
+            yield
+
+    def client(self, *words: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run ctr with *words*."""
+        return run("ctr", "--address", f"{self.work}/containerd.sock", *words, check=check)
+
+    def run(self, devices: str | None, *, plain: bool = False) -> str:
+        """Return what the probe prints in a container that asks for *devices*."""
+        self.count += 1
+        variables = [word for entry in environment(devices) for word in ("--env", entry)]
+        return self.client(
+            *("run", "--rm", "--runc-binary", "runc" if plain else OURS),
+            *("--cap-add", CAPABILITY, *variables),
+            *(image.NAME, f"look-{self.count}", *image.LOOK),
+        ).stdout
+
+
+class Podman:
+    """podman, which reads the CDI spec itself; of ours there is only the hook."""
+
+    def __init__(self, work: Path) -> None:
+        self.work = work
+        hooks = work / "hooks"
+        hooks.mkdir()
+        # What a kernel driver does by itself: its entries in every container's /proc.
+        fakeproc = run(sys.executable, SIMHOST, "fakeproc").stdout.strip()
+        hook = {
+            "version": "1.0.0",
+            "hook": {"path": fakeproc, "args": ["fakeproc"]},
+            "when": {"always": True},
+            "stages": ["createRuntime"],
+        }
+        (hooks / "fakeproc.json").write_text(json.dumps(hook))
+
+    @contextlib.contextmanager
+    def started(self) -> Iterator[None]:
+        """Load the image."""
+        root = image.make_root(self.work / "image")
+        self.client("load", "--input", image.make_archive(root, self.work / "image.tar"))
+        yield
+
+    def client(self, *words: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run podman with *words*."""
+        return run(
+            *("podman", "--root", self.work / "storage", "--runroot", self.work / "runroot"),
+            *("--tmpdir", self.work / "tmp", "--storage-driver=overlay"),
+            *("--cgroup-manager=cgroupfs", "--events-backend=none"),
+            *("--hooks-dir", self.work / "hooks", *words),
+            check=check,
+        )
+
+    def words(self, devices: str | None) -> list[str]:
+        """Return the options of `podman run` for a container that asks for *devices*."""
+        names = [] if devices is None else devices.split(",")
+        return [
+            *("--network=none", "--hostname=box", "--pull=never"),
+            *("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"),
+            *("--cap-add", CAPABILITY),
+            *(word for entry in USERS for word in ("--env", entry)),
+            *(word for name in names for word in ("--device", f"nvidia.com/gpu={name}")),
+        ]
+
+    def run(self, devices: str | None, *, plain: bool = False) -> str:
+        """Return what the probe prints in a container that asks for *devices*, if not *plain*."""
+        words = self.words(None if plain else devices)
+        return self.client("run", "--rm", *words, image.NAME, *image.LOOK).stdout

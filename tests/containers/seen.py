@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs scenarios on the simulated host, and says what their containers must have seen."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from containers import machine
+
+HERE = Path(__file__).resolve().parent
+SIMHOST = HERE.parent / "simhost" / "simhost.py"
+TIMEOUT_S = 120
+LIBRARIES = f"/usr/lib/{platform.machine()}-linux-gnu"
+CONTROL_NODES = frozenset(
+    {"/dev/nvidiactl", "/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"}
+)
+# No driver is behind a node of the simulated host: opening one that is allowed gives ENXIO.
+ALLOWED = "ENXIO"
+REFUSED = "EPERM"
+REQUEST = "NVIDIA_VISIBLE_DEVICES="
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the probe printed in one container."""
+
+    nodes: dict[str, list[str]]
+    opened: dict[str, str]
+    made: dict[str, str]
+    loaded: dict[str, str]
+    cached: list[str]
+    environment: list[str]
+    mounts: dict[str, list[str]]
+    params: list[str]
+    needed: list[str]
+
+    @classmethod
+    def parse(cls, output: str) -> Seen:
+        """Read the probe's lines (probe.c)."""
+        rows: dict[str, list[str]] = {}
+        for line in output.splitlines():
+            word, _, rest = line.partition(" ")
+            rows.setdefault(word, []).append(rest)
+
+        def pairs(word: str) -> dict[str, str]:
+            return dict(row.split(" ", 1) for row in rows.get(word, []))
+
+        mounts: dict[str, list[str]] = {}
+        for row in rows["mount"]:
+            place, _, kind = row.partition(" - ")
+            point, options = place.split(" ")[4:6]
+            # The last column and the mounted directory hold names that differ by container.
+            mounts[point] = [kind.split(" ")[0], *sorted(options.split(","))]
+        return cls(
+            nodes={path: rest.split(" ") for path, rest in pairs("node").items()},
+            opened=pairs("open"),
+            made=pairs("made"),
+            loaded=pairs("load"),
+            cached=rows.get("cached", []),
+            # Engines give variables in the order of a Go map.
+            environment=sorted(rows["env"]),
+            mounts=mounts,
+            params=rows.get("params", []),
+            needed=rows.get("needed", []),
+        )
+
+
+def command(*scenario: str) -> list[str]:
+    """Return the command line that plays *scenario* (name, devices) on a fresh simulated host."""
+    inside = [sys.executable, str(HERE / "scenario.py"), *scenario]
+    return [sys.executable, str(SIMHOST), "run", "--", *inside]
+
+
+def play(*scenario: str) -> dict[str, Any]:
+    """Play *scenario* and return what it found; the machine must then be as it was."""
+    before = machine.of_machine()
+    host = subprocess.Popen(
+        command(*scenario),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        output, errors = host.communicate(timeout=TIMEOUT_S)
+    except BaseException:
+        host.kill()
+        host.communicate()
+        raise
+    assert host.returncode == 0, errors
+    assert machine.groups_of(host.pid) == []
+    assert machine.differences(before, machine.of_machine, lost=False) == []
+    found: dict[str, Any] = json.loads(output)
+    assert machine.processes_in(found["namespace"]) == []
+    # Of the host that the product saw: outside, the simulation would hide what it left.
+    assert found["left"] == []
+    return found
+
+
+def assert_granted(seen: Seen, gpus: set[int], host: dict[str, list[str]]) -> None:
+    """Assert that the container has and may open the nodes of *gpus* and no other GPU's."""
+    wanted = CONTROL_NODES | {f"/dev/nvidia{index}" for index in gpus}
+    nodes = {path: node for path, node in seen.nodes.items() if "nvidia" in path or "dri" in path}
+    assert nodes == {path: host[path] for path in wanted}
+    for index in gpus:
+        assert seen.nodes[f"/dev/nvidia{index}"][0] == f"195:{index}"
+    assert seen.opened == dict.fromkeys(wanted, ALLOWED)
+    assert seen.made == {
+        minor: ALLOWED if int(minor) in gpus else REFUSED for minor in ("0", "1", "3", "7")
+    }
+
+
+def assert_driver(seen: Seen) -> None:
+    """Assert that the container's own loader finds the driver, and still the image's library."""
+    assert seen.loaded == {
+        "libcuda.so.1": f"{LIBRARIES}/libcuda.so.1",
+        # By then it is loaded already: one library has two names.
+        "libcuda.so": f"{LIBRARIES}/libcuda.so.1",
+        "libnvidia-ml.so.1": f"{LIBRARIES}/libnvidia-ml.so.1",
+        "libown.so.1": "/opt/own/lib/libown.so.1",
+    }
+    # Not only by the loader's default directories, which differ by distribution.
+    assert seen.cached == list(seen.loaded)
+    # cuInit succeeds, and driver 550 brings CUDA 12.4.
+    assert seen.needed == ["0 12040"]
+
+
+def assert_no_gpu(seen: Seen) -> None:
+    """Assert that the container has nothing of the driver."""
+    assert [path for path in seen.nodes if "nvidia" in path or "dri" in path] == []
+    assert set(seen.made.values()) == {REFUSED}
+    assert seen.loaded == {
+        "libcuda.so.1": "-",
+        "libcuda.so": "-",
+        "libnvidia-ml.so.1": "-",
+        "libown.so.1": "/opt/own/lib/libown.so.1",
+    }
+    assert seen.cached == ["libown.so.1"]
+    assert seen.needed == []
+
+
+def assert_gpu_container(
+    found: dict[str, Any], gpus: set[int], *, proc_driver: bool = False
+) -> None:
+    """Assert all that holds for a container that asked for *gpus*, beside the engine's own.
+
+    *proc_driver*: the scenario shows /proc/driver in its containers, as a kernel driver does.
+    """
+    plain = Seen.parse(found["plain"])
+    # The control: the same container, not through us.
+    assert_no_gpu(plain)
+    asked = Seen.parse(found["asked"])
+    assert_granted(asked, gpus, found["host"])
+    assert_driver(asked)
+    assert {"MINE=kept", "EMPTY=", "CUDA_MODULE_LOADING=LAZY"} < set(asked.environment)
+    kept = [entry for entry in plain.environment if not entry.startswith(REQUEST)]
+    others = [entry for entry in asked.environment if not entry.startswith(REQUEST)]
+    assert others == kept
+    assert [entry for entry in asked.environment if entry not in others] == [f"{REQUEST}void"]
+    assert {path: asked.nodes.get(path) for path in plain.nodes} == plain.nodes
+    added = {point: asked.mounts[point] for point in set(asked.mounts) - set(plain.mounts)}
+    assert f"{LIBRARIES}/libcuda.so.550.163.01" in added
+    for point, options in added.items():
+        assert {"ro", "nosuid", "nodev"} <= set(options), point
+    assert {point: asked.mounts.get(point) for point in plain.mounts} == plain.mounts
+    assert plain.params == (["ModifyDeviceFiles: 1"] if proc_driver else [])
+    assert asked.params == (["ModifyDeviceFiles: 0"] if proc_driver else [])
+
+
+def assert_unasked_is_unchanged(found: dict[str, Any]) -> None:
+    """Assert that a container that asks for nothing is what it is without us."""
+    unasked = Seen.parse(found["unasked"])
+    assert_no_gpu(unasked)
+    assert unasked == Seen.parse(found["plain_unasked"])

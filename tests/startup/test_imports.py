@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the start path and the hook load: nothing but what is listed here.
+
+Every module costs instructions at each start of a container, and code that runs as root.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TREE = Path(__file__).parents[2]
+START_PYTHON = "/usr/bin/python3"
+
+# What we may import ourselves.
+OURS_MAY_IMPORT = {
+    *("sys", "os", "posixpath", "genericpath", "stat", "json", "re", "enum", "functools"),
+    *("collections", "operator", "keyword", "reprlib", "copyreg", "types", "itertools"),
+    *("__future__", "errno", "struct", "fcntl", "time", "signal"),
+}
+# What those, and the interpreter's own start, bring with them.
+BROUGHT = {
+    *("__main__", "builtins", "marshal", "posix", "winreg", "zipimport", "codecs", "io", "abc"),
+    *("_abc", "_codecs", "_collections", "_collections_abc", "_frozen_importlib", "_functools"),
+    *("_frozen_importlib_external", "_imp", "_io", "_json", "_operator", "_signal", "_sre"),
+    *("_stat", "_struct", "_thread", "_warnings", "_weakref", "encodings", "encodings.aliases"),
+    *("encodings.utf_8", "encodings.utf_8_sig", "json.decoder", "json.encoder"),
+    *("json.scanner", "os.path", "collections.abc"),
+    # re is a package since 3.11, three modules before.
+    *("re._casefix", "re._compiler", "re._constants", "re._parser"),
+    *("sre_compile", "sre_constants", "sre_parse"),
+}
+# gpuruntime.system alone; the shim changes nothing on the machine but the bundle.
+SYSTEM_ONLY = {"ctypes", "ctypes._endian", "_ctypes"}
+SHIM = {
+    *("cdi", "cdi.document", "cdi.edits", "cdi.errors", "cdi.names", "cdi.registry"),
+    *("cdi.version", "gpuruntime", "gpuruntime.config", "gpuruntime.errors", "gpuruntime.log"),
+    *("gpuruntime.oci", "gpuruntime.oci.argv", "gpuruntime.oci.bundle"),
+    *("gpuruntime.oci.devnodes", "gpuruntime.oci.lowlevel", "gpuruntime.record"),
+    *("gpuruntime.request", "gpuruntime.shim", "gpuruntime.slowpath", "gpuruntime.trust"),
+}
+HOOK = {
+    *("gpuruntime", "gpuruntime.errors", "gpuruntime.ldcache"),
+    *("gpuruntime.ldcache_format", "gpuruntime.oci", "gpuruntime.oci.bundle"),
+    *("gpuruntime.record", "gpuruntime.system", "gpuruntime.system.ops"),
+    *("gpuruntime.system.paths", "gpuruntime.system.syscalls", "hooks", "hooks.entry"),
+    *("hooks.state", "hooks.update_container"),
+}
+
+# An audit hook sees the exec, or the exit, that ends each of the two programs.
+REPORT = """
+import sys
+sys.path.append(TREE)
+def report():
+    with open(RESULT, "w") as stream:
+        stream.write("\\n".join(sorted(sys.modules)))
+"""
+SHIM_CODE = (
+    REPORT
+    + """
+sys.addaudithook(lambda event, _: report() if event == "os.exec" else None)
+from gpuruntime import config
+config.DEFAULTS["nvidia-container-runtime.modes.cdi.spec-dirs"] = [SPECS]
+config.DEFAULTS["nvidia-container-runtime.runtimes"] = ["/bin/true"]
+from gpuruntime.shim import main
+main(CLI_PYTHON)
+"""
+)
+HOOK_CODE = (
+    REPORT
+    + """
+from hooks.entry import main
+try:
+    main()
+finally:
+    report()
+"""
+)
+
+
+def start(code: str, arguments: list[str], state: str = "", **names: str) -> set[str]:
+    """Run *code* as the launcher does and return the names of the modules at its end."""
+    head = "".join(f"{name} = {value!r}\n" for name, value in names.items())
+    done = subprocess.run(
+        [START_PYTHON, "-I", "-S", "-B", "-X", "utf8", "-c", head + code, *arguments],
+        input=state,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+        env={"PATH": "/usr/bin:/bin"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return set(Path(names["RESULT"]).read_text().split("\n"))
+
+
+def spec_text() -> str:
+    """Return a spec with every kind of edit that the shim completes or applies."""
+    edits = {
+        "env": ["NVIDIA_VISIBLE_DEVICES=void"],
+        "deviceNodes": [{"path": "/dev/null", "permissions": "rw"}],
+        "mounts": [{"hostPath": "/etc", "containerPath": "/x", "options": ["rbind"]}],
+        "hooks": [{"hookName": "createContainer", "path": "/x", "args": ["x"], "env": ["A=b"]}],
+    }
+    devices = [{"name": "0", "containerEdits": edits}]
+    return json.dumps({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices})
+
+
+@pytest.mark.parametrize("ending", ["json", "yaml"])
+def test_a_create_with_a_gpu_loads_only_what_is_allowed(tmp_path: Path, ending: str) -> None:
+    """The whole create path, also with a spec that goes through the slow path."""
+    specs = tmp_path / "cdi"
+    specs.mkdir()
+    specs.chmod(0o755)
+    (specs / f"gpu.{ending}").write_text(spec_text())
+    (specs / f"gpu.{ending}").chmod(0o644)
+    config = tmp_path / "config.json"
+    config.write_text('{"process": {"env": ["NVIDIA_VISIBLE_DEVICES=0"]}}')
+    loaded = start(
+        SHIM_CODE,
+        ["0", "", "gpu-container-runtime", "create", "--bundle", str(tmp_path), "one"],
+        TREE=str(TREE),
+        SPECS=str(specs),
+        CLI_PYTHON=sys.executable,
+        RESULT=str(tmp_path / "modules"),
+    )
+    assert json.loads(config.read_text())["linux"]["devices"][0]["path"] == "/dev/null"
+    assert loaded - OURS_MAY_IMPORT - BROUGHT == SHIM
+
+
+def test_the_hook_loads_only_what_is_allowed(tmp_path: Path) -> None:
+    """The hook runs as root in front of an image's files: the less code the better."""
+    library = tmp_path / "rootfs" / "usr" / "lib" / "libtiny.so.1"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    (tmp_path / "config.json").write_text('{"root": {"path": "rootfs"}}')
+    loaded = start(
+        HOOK_CODE,
+        [
+            *("gpu-cdi-hook", "update-container", "--link", "libtiny.so.1::/usr/lib/libtiny.so"),
+            *("--library", "libtiny.so.1::/usr/lib/libtiny.so.1::x86-64", "--mask-params"),
+        ],
+        json.dumps({"ociVersion": "1.0.2", "bundle": str(tmp_path)}),
+        TREE=str(TREE),
+        RESULT=str(tmp_path / "modules"),
+    )
+    assert (library.parent / "libtiny.so").is_symlink()
+    assert (tmp_path / "rootfs" / "etc" / "ld.so.cache").is_file()
+    assert loaded - OURS_MAY_IMPORT - BROUGHT - SYSTEM_ONLY == HOOK
+
+
+def test_a_module_nobody_listed_is_seen(tmp_path: Path) -> None:
+    """The control: the report tells of an import in the middle of the work."""
+    loaded = start(
+        REPORT + "import dataclasses\nreport()\n",
+        [],
+        TREE=str(TREE),
+        RESULT=str(tmp_path / "modules"),
+    )
+    assert "dataclasses" in loaded - OURS_MAY_IMPORT - BROUGHT
+
+
+@pytest.mark.parametrize("name", sorted(SHIM | HOOK))
+def test_every_module_of_the_start_path_exists(name: str) -> None:
+    """A list that names what is gone would allow its return."""
+    path = TREE / name.replace(".", "/")
+    assert path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()

@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpuruntime cdi generate` on a simulated host: the spec, the ways to save it, the faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdi import document, yamlio
+
+TREE = Path(__file__).parents[2]
+SIMHOST = TREE / "tests" / "simhost" / "simhost.py"
+GENERATE = f"'{TREE}/.venv/bin/gpuruntime' cdi generate --hook-path /usr/bin/gpu-cdi-hook"
+GOLDEN = TREE / "tests" / "data" / "oci" / "generated-550.yaml"
+LIBRARIES = f"/usr/lib/{platform.machine()}-linux-gnu"
+REAL_ROOTS = ("535", "550")
+
+pytestmark = pytest.mark.system
+
+
+def on_host(script: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run *script*, in which $GENERATE generates, on a simulated host with *options*."""
+    return subprocess.run(
+        [sys.executable, str(SIMHOST), "run", *options, "--", "sh", "-uc", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        stdin=subprocess.DEVNULL,
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "GENERATE": GENERATE},
+    )
+
+
+def generated(arguments: str = "", *options: str, prepare: str = ":") -> dict[str, Any]:
+    """Return the spec that *arguments* generate; nothing may be said on stderr."""
+    done = on_host(f'{prepare}; eval "$GENERATE {arguments} --format json"', *options)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    spec: dict[str, Any] = json.loads(done.stdout)
+    return spec
+
+
+def refused(arguments: str = "", *options: str, prepare: str = ":") -> str:
+    """Return what is said where nothing can be generated: a line and a hint, exit 1."""
+    done = on_host(f'{prepare}; eval "$GENERATE {arguments}"', *options)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout == ""
+    assert re.fullmatch(r"error: [a-z]+: [ -~]+\nhint: [ -~]+\n", done.stderr), done.stderr
+    return done.stderr
+
+
+def names(spec: dict[str, Any]) -> list[str]:
+    """Return the device names of a spec."""
+    return [device["name"] for device in spec["devices"]]
+
+
+def files(spec: dict[str, Any]) -> set[str]:
+    """Return the file names of a spec's mounts."""
+    return {os.path.basename(m["containerPath"]) for m in spec["containerEdits"]["mounts"]}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the golden file is of x86-64")
+def test_the_golden_spec() -> None:
+    """Every byte: a change of the generator shows itself in review."""
+    done = on_host('eval "$GENERATE"')
+    assert done.stderr == ""
+    assert done.stdout == GOLDEN.read_text()
+
+
+def test_both_formats_are_the_same_document() -> None:
+    """Whichever format an operator chooses, the containers are the same."""
+    done = on_host('eval "$GENERATE --format json"; echo ,; eval "$GENERATE --format yaml"')
+    as_json, _, as_yaml = done.stdout.partition("\n,\n")
+    assert document.check(json.loads(as_json)) == document.check(yamlio.decode(as_yaml))
+    assert list(json.loads(as_json)) == ["cdiVersion", "kind", "devices", "containerEdits"]
+
+
+def test_devices_have_names_by_index_by_uuid_and_all() -> None:
+    """What a user may ask for."""
+    spec = generated("", "--gpus", "2")
+    assert spec["cdiVersion"] == "0.5.0"
+    assert spec["kind"] == "nvidia.com/gpu"
+    assert re.fullmatch(r"0 1 GPU-[0-9a-f-]{36} GPU-[0-9a-f-]{36} all", " ".join(names(spec)))
+    every = spec["devices"][-1]["containerEdits"]["deviceNodes"]
+    assert [node["path"] for node in every] == ["/dev/nvidia0", "/dev/nvidia1"]
+
+
+def test_nodes_carry_a_path_and_permissions_only() -> None:
+    """Majors move between boots: a number in the spec would be another device's tomorrow."""
+    spec = generated()
+    nodes = list(spec["containerEdits"]["deviceNodes"])
+    for device in spec["devices"]:
+        nodes += device["containerEdits"]["deviceNodes"]
+    assert len(nodes) == 4 + 8 + 8 + 8
+    assert all(set(node) == {"path", "permissions"} for node in nodes)
+    assert all(node["permissions"] == "rw" for node in nodes)
+
+
+def test_every_hook_has_an_environment_a_path_and_its_name() -> None:
+    """ENV-09: with an empty environment, some runtimes give the hook the image's."""
+    hooks = generated()["containerEdits"]["hooks"]
+    assert len(hooks) == 1
+    for hook in hooks:
+        assert len(hook["env"]) >= 1
+        assert hook["path"].startswith("/")
+        assert hook["args"][0] == os.path.basename(hook["path"]) == "gpu-cdi-hook"
+
+
+def test_the_default_capabilities_are_compute_and_utility() -> None:
+    """Video and graphics libraries belong to who asks for them."""
+    found = files(generated())
+    version = "550.163.01"
+    assert {f"libcuda.so.{version}", f"libnvidia-ml.so.{version}", "nvidia-smi"} <= found
+    for name in ("libnvidia-encode", "libnvcuvid", "libGLX_nvidia", "libnvidia-glcore"):
+        assert f"{name}.so.{version}" not in found
+
+
+def test_an_unknown_library_of_the_driver_is_included() -> None:
+    """A driver newer than our table works on its first day."""
+    copy = f"cp {LIBRARIES}/libnvidia-tls.so.550.163.01 {LIBRARIES}/libnvidia-new.so.550.163.01"
+    found = files(generated(prepare=copy))
+    assert "libnvidia-new.so.550.163.01" in found
+    assert "libnvidia-tls.so.550.163.01" not in found
+
+
+def test_a_library_of_another_version_is_left_out() -> None:
+    """Left-overs of an upgrade do not match the kernel module."""
+    copy = f"cp {LIBRARIES}/libnvidia-cfg.so.550.163.01 {LIBRARIES}/libnvidia-cfg.so.535.1"
+    found = files(generated(prepare=copy))
+    assert "libnvidia-cfg.so.535.1" not in found
+    assert "libnvidia-cfg.so.550.163.01" in found
+
+
+def test_a_separate_driver_root_is_on_the_host_side_only() -> None:
+    """With a driver container the files are elsewhere on the host; in the container they are not.
+
+    Nodes of the machine's own /dev need no host path.
+    """
+    spec = generated('--driver-root "$SIMHOST_ROOT" --dev-root /', "--separate-root")
+    for mount in spec["containerEdits"]["mounts"]:
+        assert mount["hostPath"] == f"/run/simhost/root{mount['containerPath']}"
+        assert mount["containerPath"].startswith("/usr/")
+    assert all("hostPath" not in node for node in spec["containerEdits"]["deviceNodes"])
+    together = generated()
+    for edits in (spec["containerEdits"], together["containerEdits"]):
+        for mount in edits["mounts"]:
+            del mount["hostPath"]
+    assert spec == together
+
+
+def test_a_separate_dev_root_is_the_host_path_of_the_nodes() -> None:
+    """The path in the container stays the one that CUDA opens."""
+    prepare = "mkdir -p /run/other/dev; mount --rbind /dev /run/other/dev"
+    spec = generated("--dev-root /run/other", prepare=prepare)
+    node = spec["devices"][0]["containerEdits"]["deviceNodes"][0]
+    assert node == {
+        "path": "/dev/nvidia0",
+        "hostPath": "/run/other/dev/nvidia0",
+        "permissions": "rw",
+    }
+    assert all(
+        mount["hostPath"] == mount["containerPath"] for mount in spec["containerEdits"]["mounts"]
+    )
+
+
+def test_a_driver_root_that_is_not_there_is_named() -> None:
+    """The one thing to correct."""
+    assert '"/no/such/root"' in refused("--driver-root /no/such/root")
+    assert '"/no/such/dev"' in refused("--dev-root /no/such/dev")
+
+
+def test_saving_is_atomic_idempotent_and_for_everybody_to_read() -> None:
+    """A watcher of the directory must see a whole spec or none, and not twice the same."""
+    done = on_host(
+        """set -e
+        mkdir -m 755 /run/specs; cd /run/specs
+        echo old > other; ln -s other nvidia.json
+        eval "$GENERATE --output /run/specs/nvidia.json"
+        test ! -L nvidia.json; test "$(cat other)" = old
+        stat -c '%a %F %h' nvidia.json; stat -c '%i %Y' nvidia.json > /run/first
+        eval "$GENERATE --output /run/specs/nvidia.json"
+        stat -c '%i %Y' nvidia.json | cmp - /run/first
+        cp nvidia.json /run/first; rm nvidia.json
+        (umask 077; eval "$GENERATE --output /run/specs/nvidia.json")
+        cmp nvidia.json /run/first; stat -c '%a' nvidia.json
+        ln nvidia.json hard; eval "$GENERATE --output nvidia.json"
+        stat -c '%h' hard; rm hard
+        eval "$GENERATE --output made/deep/nvidia"; stat -c '%a' made; ls -A . made/deep
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "644 regular file 1",
+        "644",
+        "1",
+        "755",
+        *(".:", "made", "nvidia.json", "other", "", "made/deep:", "nvidia.yaml"),
+    ]
+    told = [line.split('"')[0].strip() for line in done.stderr.splitlines()]
+    assert told == ["wrote", "unchanged", "wrote", "wrote", "wrote"]
+    assert all(line.endswith(": 8 GPUs") for line in done.stderr.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("prepare", "output"),
+    [
+        ("echo > /run/file", "/run/file/nvidia.yaml"),
+        ("mkdir /run/ro && mount -t tmpfs -o ro none /run/ro", "/run/ro/nvidia.yaml"),
+        ("mkdir /run/open && chmod 777 /run/open", "/run/open/nvidia.yaml"),
+        ("mkdir -p /run/x/nvidia.yaml/y", "/run/x/nvidia.yaml"),
+        ("mkdir /run/full && mount -t tmpfs -o size=4k none /run/full", "/run/full/nvidia.yaml"),
+    ],
+    ids=["below-a-file", "read-only", "others-may-write", "a-directory", "no-space"],
+)
+def test_an_output_that_cannot_be_written_is_named(prepare: str, output: str) -> None:
+    """And nothing is left behind beside it."""
+    directory = os.path.dirname(output)
+    told = on_host(f'{prepare}; eval "$GENERATE --output {output}"; echo $?; ls -A {directory}')
+    assert told.stdout.splitlines()[0] == "1", told.stderr
+    assert not any("tmp" in line for line in told.stdout.splitlines())
+    assert f'error: spec: cannot write "{output}"' in told.stderr
+    assert "hint: " in told.stderr
+    assert "Traceback" not in told.stderr
+
+
+def test_standard_output_that_cannot_be_written_is_an_error() -> None:
+    """A pipeline must not take half a spec for a whole one."""
+    done = on_host('eval "$GENERATE > /dev/full"')
+    assert done.returncode == 1
+    assert re.fullmatch(r"error: [ -~]+\nhint: [ -~]+\n", done.stderr), done.stderr
+
+
+def test_init_that_fails_is_one_line() -> None:
+    """The driver's own word, and what to look at."""
+    told = refused("", "--fault", "init-fails")
+    assert told.startswith("error: initialization: NVML of ")
+    assert "Driver Not Loaded" in told
+
+
+def test_one_lost_gpu_does_not_cost_the_others() -> None:
+    """Seven GPUs go on working after the eighth fell off the bus."""
+    done = on_host('eval "$GENERATE --format json"', "--fault", "lost 3")
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"warning: GPU 3 is left out: [ -~]+\n", done.stderr)
+    spec = json.loads(done.stdout)
+    assert [name for name in names(spec) if name.isdigit()] == ["0", "1", "2", "4", "5", "6", "7"]
+    every = spec["devices"][-1]["containerEdits"]["deviceNodes"]
+    assert "/dev/nvidia3" not in [node["path"] for node in every]
+
+
+def test_a_gpu_without_its_node_is_left_out() -> None:
+    """A container could not open it."""
+    done = on_host('rm /dev/nvidia2; eval "$GENERATE --format json"', "--gpus", "3")
+    assert 'GPU 2 is left out: no device node "/dev/nvidia2"' in done.stderr
+    assert [name for name in names(json.loads(done.stdout)) if name.isdigit()] == ["0", "1"]
+
+
+def test_a_driver_that_hangs_is_given_up_in_time() -> None:
+    """A driver in trouble must not hang whoever asks; what was asked is left behind."""
+    script = """
+import sys, time
+from gpuruntime.discover.inventory import discover
+from gpuruntime.errors import DriverError
+start = time.monotonic()
+try:
+    discover("/", "/", deadline_s=1.0)
+except DriverError as error:
+    print(error.lines())
+    print(time.monotonic() - start < 5)
+"""
+    done = on_host(f"'{sys.executable}' -c '{script}'", "--fault", "init-hangs")
+    assert done.returncode == 0, done.stderr
+    message, hint, in_time = done.stdout.splitlines()
+    assert re.fullmatch(r'initialization: the driver did not answer "[^"]+" in 1 s', message)
+    assert hint.startswith("hint: ")
+    assert in_time == "True"
+
+
+def test_libraries_of_another_version_are_named() -> None:
+    """An upgrade before the reboot: both versions are in the message."""
+    prepare = f'for f in {LIBRARIES}/*.so.550.163.01; do mv "$f" "${{f%550*}}535.1"; done; '
+    prepare += f"ln -sf libnvidia-ml.so.535.1 {LIBRARIES}/libnvidia-ml.so.1; ldconfig"
+    told = refused(prepare=prepare)
+    assert "driver 550.163.01 is loaded" in told
+    assert "535.1" in told
+    assert "reboot" in told
+
+
+def test_no_driver_at_all_is_one_line() -> None:
+    """The most common mistake of all: the driver is not installed."""
+    told = refused(prepare=f"rm {LIBRARIES}/libnvidia-ml.so*")
+    assert told.startswith("error: initialization: ")
+    assert "libnvidia-ml.so.1" in told
+
+
+@pytest.mark.parametrize("node", ["nvidiactl", "nvidia-uvm"])
+def test_a_missing_control_node_is_named(node: str) -> None:
+    """Without it no CUDA program finds a device, whatever else the container has."""
+    told = refused(prepare=f"rm /dev/{node}")
+    assert f'"/dev/{node}"' in told
+    assert "nvidia-modprobe" in told
+
+
+def test_a_missing_mode_setting_node_is_no_error() -> None:
+    """Headless drivers do not have it."""
+    spec = generated(prepare="rm /dev/nvidia-modeset")
+    paths = [node["path"] for node in spec["containerEdits"]["deviceNodes"]]
+    assert paths == ["/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidiactl"]
+
+
+def test_a_library_that_others_can_change_is_refused() -> None:
+    """What anybody may replace would run in every container."""
+    told = refused(prepare=f"chmod 666 {LIBRARIES}/libcuda.so.550.163.01")
+    assert f"{LIBRARIES}/libcuda.so.550.163.01" in told
+    assert "0666" in told
+
+
+def test_a_broken_library_is_named() -> None:
+    """A truncated download must not become a container without CUDA."""
+    file = f"{LIBRARIES}/libcuda.so.550.163.01"
+    assert file in refused(prepare=f"rm {file}; echo no elf > {file}")
+
+
+@pytest.mark.parametrize("branch", REAL_ROOTS)
+def test_the_real_user_space(branch: str) -> None:
+    """NVIDIA's own packages have a layout of their own, with chains of links."""
+    root = TREE / "build" / "driver-root" / branch
+    if not root.is_dir():
+        pytest.skip(f'build/driver-root/{branch} is not there: run "make driver-root"')
+    spec = generated("", "--driver-root", str(root))
+    found = files(spec)
+    version = next(n for n in found if n.startswith("libcuda.so.")).removeprefix("libcuda.so.")
+    assert version.startswith(f"{branch}.")
+    wanted = ("libcuda", "libnvidia-ml", "libnvidia-ptxjitcompiler")
+    assert {f"{name}.so.{version}" for name in wanted} <= found
+    assert "nvidia-smi" in found
+    assert not any("encode" in name or "GL" in name for name in found)
+    args = spec["containerEdits"]["hooks"][0]["args"]
+    links = [args[i + 1] for i, word in enumerate(args) if word == "--link"]
+    assert any(re.fullmatch(r"libcuda\.so\.1::/\S+/libcuda\.so", link) for link in links)
+    assert len(names(spec)) == 17

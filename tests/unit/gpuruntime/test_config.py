@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which config file is in force, what it may say, when a compiled snapshot counts."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuruntime import config
+from gpuruntime.cli import config as compiler
+from gpuruntime.errors import ConfigError
+
+
+@pytest.fixture
+def run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have the snapshot and its companion in a directory of this test."""
+    directory = tmp_path / "run"
+    directory.mkdir()
+    directory.chmod(0o755)
+    monkeypatch.setattr(config, "RUN_DIRECTORY", str(directory))
+    monkeypatch.setattr(config, "SNAPSHOT", str(directory / "config.json"))
+    return directory
+
+
+def toml(place: Path, text: str) -> str:
+    """Write a config file and return its path."""
+    path = place / "config.toml"
+    path.write_text(text)
+    return str(path)
+
+
+RUNTIMES = '[nvidia-container-runtime]\nruntimes = ["/opt/runc"]\n'
+
+
+def must_not_compile(path: str) -> dict[str, Any]:
+    """Fail: the snapshot must do."""
+    raise AssertionError(path)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, []),
+        ({"GPURUNTIME_CONFIG": "/a"}, ["/a"]),
+        ({"NVIDIA_CTK_CONFIG_FILE_PATH": "/b", "GPURUNTIME_CONFIG": "/a"}, ["/a", "/b"]),
+        (
+            {"XDG_CONFIG_HOME": "/x", "GPURUNTIME_CONFIG": ""},
+            ["/x/gpuruntime/config.toml", "/x/nvidia-container-runtime/config.toml"],
+        ),
+    ],
+)
+def test_the_search_order(environment: dict[str, str], expected: list[str]) -> None:
+    """The launcher has the same list: two programs must not read two files."""
+    assert config.search_path(environment) == [
+        *expected,
+        "/etc/gpuruntime/config.toml",
+        "/etc/nvidia-container-runtime/config.toml",
+    ]
+
+
+def test_the_first_file_that_exists_is_in_force(tmp_path: Path) -> None:
+    """An environment variable that names nothing does not turn the others off."""
+    path = toml(tmp_path, "")
+    environment = {"GPURUNTIME_CONFIG": "/no/file", "NVIDIA_CTK_CONFIG_FILE_PATH": path}
+    found = config.find(environment)
+    assert found is not None
+    assert found[0] == path
+
+
+def test_a_config_that_is_no_file_is_an_error(tmp_path: Path) -> None:
+    """Silence would be the defaults in place of what the operator wrote."""
+    with pytest.raises(ConfigError, match="no regular file"):
+        config.find({"GPURUNTIME_CONFIG": str(tmp_path)})
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(ConfigError, match="cannot look at"):
+        config.find({"GPURUNTIME_CONFIG": str(tmp_path / "loop")})
+
+
+def test_the_defaults_are_in_force_without_a_file() -> None:
+    """A fresh installation works."""
+    values = config.Config({}, None)
+    assert values.runtimes == ("runc", "crun")
+    assert values.spec_dirs == ("/etc/cdi", "/var/run/cdi")
+    assert values.default_kind == "nvidia.com/gpu"
+    assert (values.mode, values.log_level, values.debug) == ("auto", "info", "/dev/null")
+
+
+def test_a_snapshot_is_used_until_the_file_changes(tmp_path: Path, run_directory: Path) -> None:
+    """The start path does not read TOML; a change is seen without a restart of anything."""
+    path = toml(tmp_path, RUNTIMES)
+    environment = {"GPURUNTIME_CONFIG": path}
+    assert compiler.compile_file(path)[1] == []
+    assert config.load(environment, must_not_compile).runtimes == ("/opt/runc",)
+    asked = []
+
+    def compile_file(path: str) -> dict[str, Any]:
+        asked.append(path)
+        return {}
+
+    status = os.stat(path)
+    for change in ("time", "content", "another file"):
+        if change == "time":
+            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns - 1))
+        elif change == "content":
+            toml(tmp_path, RUNTIMES + "# x\n")
+        else:
+            (tmp_path / "other").write_text(RUNTIMES)
+            os.utime(tmp_path / "other", ns=(status.st_atime_ns, status.st_mtime_ns))
+            os.replace(tmp_path / "other", path)
+        assert config.load(environment, compile_file).runtimes == ("runc", "crun")
+    assert asked == [path] * 3
+    assert sorted(os.listdir(run_directory)) == ["config.json", "launcher"]
+
+
+@pytest.mark.parametrize(
+    "spoil", ["writable", "directory", "link", "fifo", "garbage", "deep", "format", "path", "list"]
+)
+def test_a_snapshot_that_cannot_be_believed_is_not_used(
+    tmp_path: Path, run_directory: Path, spoil: str
+) -> None:
+    """Others could have written it, or it is of another version: slower, never wrong."""
+    path = toml(tmp_path, RUNTIMES)
+    compiler.compile_file(path)
+    snapshot = run_directory / "config.json"
+    content = json.loads(snapshot.read_text())
+    if spoil == "writable":
+        snapshot.chmod(0o666)
+    elif spoil == "directory":
+        run_directory.chmod(0o777)
+    elif spoil in ("link", "fifo"):
+        snapshot.rename(run_directory / "real")
+        if spoil == "link":
+            snapshot.symlink_to("real")
+        else:
+            os.mkfifo(snapshot)
+    else:
+        changed = {
+            "garbage": "{",
+            "deep": "[" * 100_000,
+            "format": json.dumps({**content, "format": config.FORMAT + 1}),
+            "path": json.dumps({**content, "file": ["/other", *content["file"][1:]]}),
+            "list": json.dumps([content]),
+        }
+        snapshot.write_text(changed[spoil])
+    loaded = config.load({"GPURUNTIME_CONFIG": path}, lambda _: {})
+    assert loaded.runtimes == ("runc", "crun")
+
+
+def test_the_snapshot_and_the_companion_are_for_everybody_to_read(
+    tmp_path: Path, run_directory: Path
+) -> None:
+    """Rootless runtimes read them; nobody else writes them."""
+    path = toml(tmp_path, RUNTIMES)
+    compiler.compile_file(path)
+    for name in ("config.json", "launcher"):
+        assert (run_directory / name).stat().st_mode & 0o7777 == 0o644
+    status = os.stat(path)
+    assert (run_directory / "launcher").read_text() == (
+        f"gpuruntime-launcher 1\nconfig {path}\n"
+        f"stat {status.st_dev} {status.st_ino} {status.st_size} {status.st_mtime_ns}\n"
+        "runtime /opt/runc\nend\n"
+    )
+
+
+def test_a_name_that_the_companion_cannot_hold_is_not_written(
+    tmp_path: Path, run_directory: Path
+) -> None:
+    """A line break in a name would be another line to the launcher."""
+    path = toml(tmp_path, '[nvidia-container-runtime]\nruntimes = ["a\\nruntime /evil"]\n')
+    compiler.compile_file(path)
+    assert os.listdir(run_directory) == ["config.json"]
+
+
+def test_an_unknown_key_is_a_warning_with_the_nearest(tmp_path: Path, run_directory: Path) -> None:
+    """A misspelling must be heard and must not stop a container."""
+    text = '[nvidia-container-runtime]\nlog-levle = "debug"\n[zzz]\nqqq = 1\n'
+    values, warnings = compiler.compile_file(toml(tmp_path, text))
+    assert values == {}
+    assert len(warnings) == 2
+    assert '"nvidia-container-runtime.log-levle" has no effect' in warnings[0]
+    assert 'nearest known key is "nvidia-container-runtime.log-level"' in warnings[0]
+    assert "nearest" not in warnings[1]
+
+
+def test_an_unknown_log_level_is_a_warning(tmp_path: Path, run_directory: Path) -> None:
+    """More or less is written; no container fails."""
+    text = '[nvidia-container-runtime]\nlog-level = "loud"\n'
+    values, warnings = compiler.compile_file(toml(tmp_path, text))
+    assert config.Config(values, None).log_level == "info"
+    assert '"loud"' in warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("x = [", "no TOML"),
+        ("[nvidia-container-runtime]\nruntimes = 'runc'", "a list of strings"),
+        ("[nvidia-container-runtime]\nruntimes = [1]", "a list of strings"),
+        ("[nvidia-container-runtime]\nruntimes = ['']", "a list of strings"),
+        ("[nvidia-container-runtime]\nruntimes = []", "is empty"),
+        ("[nvidia-container-runtime]\nmode = 1", "a string"),
+        ("[nvidia-container-runtime.modes.cdi]\ndefault-kind = 'gpu'", "default-kind"),
+        ("[nvidia-container-runtime.modes.cdi]\ndefault-kind = 'a/b=c'", "default-kind"),
+        ("#" * (1 << 20) + "##", "more than"),
+    ],
+)
+def test_a_wrong_value_is_an_error_that_names_file_and_key(
+    tmp_path: Path, run_directory: Path, text: str, named: str
+) -> None:
+    """And nothing is compiled from it."""
+    path = toml(tmp_path, text)
+    with pytest.raises(ConfigError) as error:
+        compiler.compile_file(path)
+    assert path in error.value.message
+    assert named in error.value.message
+    assert error.value.hint
+    assert os.listdir(run_directory) == []
+
+
+def test_a_directory_that_cannot_be_written_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rootless: each start compiles, which is slow and right."""
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(config, "RUN_DIRECTORY", str(tmp_path / "file" / "run"))
+    values, warnings = compiler.compile_file(toml(tmp_path, RUNTIMES))
+    assert values == {"nvidia-container-runtime.runtimes": ["/opt/runc"]}
+    assert "each start compiles" in warnings[0]

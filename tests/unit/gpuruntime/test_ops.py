@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hook's operations below a root that somebody else filled, by openat2 and by the walk.
+
+LINK-01 to LINK-13 of the attack catalogue without a container; tests/system has them with one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hostile.canary import digest
+
+from gpuruntime.errors import LdcacheError, MountError
+from gpuruntime.ldcache import ABI_FLAGS, Entry
+from gpuruntime.system import ops
+from gpuruntime.system.ops import Link, LoaderCache, MaskParams
+from gpuruntime.system.paths import Root
+
+DIRECTORY = "/usr/lib/x86_64-linux-gnu"
+NATIVE = ABI_FLAGS["x86-64"]
+CACHE = LoaderCache((Entry("libx.so.1", f"{DIRECTORY}/libx.so.1", NATIVE),))
+IN_DEFAULT = LoaderCache((Entry("libx.so.1", "/usr/lib64/libx.so.1", NATIVE),))
+LINK = Link(f"{DIRECTORY}/libx.so.1", "libx.so.1.2")
+
+
+class Image:
+    """A root, the tree of somebody else beside it, and the warnings."""
+
+    def __init__(self, work: Path, *, has_openat2: bool) -> None:
+        self.work = work
+        self.root = work / "root"
+        self.outside = work / "outside"
+        for directory in (self.root / "etc", self.outside / "deep"):
+            directory.mkdir(parents=True)
+        self.victim = self.outside / "victim"
+        self.victim.write_text("must stay")
+        self.victim.chmod(0o640)
+        self.opened = Root(str(self.root))
+        self.opened._has_openat2 = has_openat2
+        self.warnings: list[str] = []
+
+    def execute(self, operation: Link | LoaderCache | MaskParams) -> None:
+        """Carry *operation* out."""
+        operation.execute(self.opened, self.warnings.append)
+
+    def path(self, name: str) -> Path:
+        """Return the place of *name* on the host, its directories made."""
+        place = Path(f"{self.root}{name}")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        return place
+
+    def others(self) -> dict[str, tuple[object, ...]]:
+        """Return what is outside of the root."""
+        return digest(self.work, self.root)
+
+    def left_behind(self) -> list[Path]:
+        """Return temporary names in the root."""
+        return list(self.root.rglob(".gpuruntime.*"))
+
+
+@pytest.fixture(params=[True, False], ids=["openat2", "walk"])
+def image(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Image]:
+    """Return an image whose paths are resolved in one of the two ways."""
+    made = Image(tmp_path, has_openat2=request.param)
+    yield made
+    made.opened.close()
+
+
+def climb(path: Path) -> str:
+    """Return a link target that leads to *path* from anywhere, if it may leave."""
+    return "../" * 40 + str(path).lstrip("/")
+
+
+@pytest.mark.parametrize("form", [str, climb], ids=["absolute", "climbing"])
+@pytest.mark.parametrize("place", ["/usr", "/usr/lib", DIRECTORY])
+def test_link_12_a_parent_that_leads_out_stays_inside(
+    image: Image, place: str, form: Callable[[Path], str]
+) -> None:
+    """The container sees the link where its own names lead, or nothing is made at all."""
+    link = image.path(place)
+    link.symlink_to(form(image.outside))
+    before = image.others()
+    try:
+        image.execute(LINK)
+    except MountError:
+        assert not list(image.root.rglob("libx.so.1"))
+    else:
+        assert [str(found.readlink()) for found in image.root.rglob("libx.so.1")] == [LINK.target]
+    assert image.others() == before
+    # Control: by its string, the same place is outside.
+    Path(f"{image.root}{LINK.path}").parent.mkdir(parents=True, exist_ok=True)
+    Path(f"{image.root}{LINK.path}").symlink_to(LINK.target)
+    assert image.others() != before
+
+
+def standing(kind: str, place: Path, image: Image) -> None:
+    """Put something of *kind* where the link must be."""
+    if kind == "file":
+        place.write_text("of the image")
+    elif kind == "hard link":
+        os.link(image.victim, place)
+    elif kind == "link out":
+        place.symlink_to(image.victim)
+    elif kind == "climbing link":
+        place.symlink_to(climb(image.victim))
+    elif kind == "dangling link":
+        place.symlink_to("/nowhere")
+    elif kind == "link to itself":
+        place.symlink_to(place.name)
+    elif kind == "fifo":
+        os.mkfifo(place)
+
+
+KINDS = [
+    *("nothing", "file", "hard link", "link out", "climbing link", "dangling link"),
+    *("link to itself", "fifo"),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_link_12_what_stands_in_the_place_is_replaced(image: Image, kind: str) -> None:
+    """Never written through: only the image's own name goes."""
+    place = image.path(LINK.path)
+    standing(kind, place, image)
+    content = image.victim.read_text(), image.victim.stat().st_mode, image.victim.stat().st_ino
+    image.execute(LINK)
+    assert str(place.readlink()) == LINK.target
+    after = image.victim.read_text(), image.victim.stat().st_mode, image.victim.stat().st_ino
+    assert after == content
+    assert image.left_behind() == []
+
+
+def test_link_12_a_directory_in_the_place_is_refused(image: Image) -> None:
+    """It may hold files of the image; nothing of it goes, and no temporary name stays."""
+    place = image.path(LINK.path)
+    place.mkdir()
+    (place / "file").write_text("of the image")
+    with pytest.raises(MountError, match="Is a directory"):
+        image.execute(LINK)
+    assert (place / "file").read_text() == "of the image"
+    assert image.left_behind() == []
+
+
+def test_link_12_a_correct_link_is_left_alone(image: Image) -> None:
+    """A restarted container writes nothing into its layer again."""
+    image.execute(LINK)
+    before = digest(image.root)
+    image.execute(LINK)
+    assert digest(image.root) == before
+
+
+@pytest.mark.parametrize("parent", ["file", "fifo", "link to a file", "loop"])
+def test_link_12_a_parent_that_is_no_directory_is_refused(image: Image, parent: str) -> None:
+    """One line says which place it was."""
+    place = image.path("/usr/lib")
+    if parent == "file":
+        place.write_text("")
+    elif parent == "fifo":
+        os.mkfifo(place)
+    elif parent == "loop":
+        place.symlink_to("/usr/lib")
+    else:
+        image.path("/file").write_text("")
+        place.symlink_to("/file")
+    with pytest.raises(MountError, match=LINK.path):
+        image.execute(LINK)
+
+
+NAMES = ["/etc/ld.so.cache", "/etc/ld.so.cache~", f"/etc/ld.so.conf.d/{ops.DROP_IN}"]
+
+
+@pytest.mark.parametrize("kind", ["hard link", "link out", "climbing link", "dangling link"])
+@pytest.mark.parametrize("name", NAMES)
+def test_link_04_link_09_names_that_we_write_lead_out(image: Image, name: str, kind: str) -> None:
+    """The cache and the drop-in are new files, whatever had their names."""
+    image.path("/sbin/ldconfig").write_text("")
+    standing(kind, image.path(name), image)
+    before = image.victim.read_text(), image.victim.stat().st_mode, image.victim.stat().st_ino
+    image.execute(CACHE)
+    assert (
+        image.victim.read_text(), image.victim.stat().st_mode, image.victim.stat().st_ino,
+    ) == before  # fmt: skip
+    cache = image.root / "etc" / "ld.so.cache"
+    assert not cache.is_symlink()
+    assert b"libx.so.1\0" in cache.read_bytes()
+    assert cache.stat().st_mode & 0o7777 == 0o644
+    assert sorted(os.listdir(image.outside)) == ["deep", "victim"]
+    assert image.left_behind() == []
+
+
+@pytest.mark.parametrize("form", [str, climb], ids=["absolute", "climbing"])
+@pytest.mark.parametrize("place", ["/etc", "/etc/ld.so.conf.d"])
+def test_link_03_directories_that_we_write_into_lead_out(
+    image: Image, place: str, form: Callable[[Path], str]
+) -> None:
+    """Inside, or not at all with one line."""
+    image.path("/sbin/ldconfig").write_text("")
+    link = image.path(place)
+    if link.is_dir():
+        link.rmdir()
+    link.symlink_to(form(image.outside))
+    before = image.others()
+    try:
+        image.execute(CACHE)
+    except LdcacheError as error:
+        said = error.message
+    else:
+        said = ""
+    assert "\n" not in said
+    assert image.others() == before
+    assert image.left_behind() == []
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory", "sparse", "garbage"])
+def test_link_10_a_cache_that_is_none_fails_closed_at_once(image: Image, kind: str) -> None:
+    """It would block, fill the memory or be lost; the loader would not find the library."""
+    cache = image.path("/etc/ld.so.cache")
+    if kind == "fifo":
+        os.mkfifo(cache)
+    elif kind == "directory":
+        cache.mkdir()
+    elif kind == "sparse":
+        with cache.open("wb") as stream:
+            stream.truncate(1 << 40)
+    else:
+        cache.write_bytes(os.urandom(5000))
+    before = digest(cache) if kind != "sparse" else {}
+    if kind == "garbage":
+        image.execute(CACHE)
+        assert b"libx.so.1\0" in cache.read_bytes()
+        return
+    with pytest.raises(LdcacheError, match=DIRECTORY):
+        image.execute(CACHE)
+    assert kind == "sparse" or digest(cache) == before
+    # Where the loader searches the directory by itself, the container may start.
+    image.execute(IN_DEFAULT)
+    assert image.warnings
+    assert image.left_behind() == []
+
+
+def test_the_second_start_changes_nothing(image: Image) -> None:
+    """Of cache, drop-in and links; a container's layer does not grow with its restarts."""
+    image.path("/sbin/ldconfig").write_text("")
+    for operation in (LINK, CACHE):
+        image.execute(operation)
+    before = digest(image.root)
+    for operation in (LINK, CACHE):
+        image.execute(operation)
+    assert digest(image.root) == before
+
+
+def test_an_image_without_ldconfig_has_no_drop_in(image: Image) -> None:
+    """Nobody would read it."""
+    image.execute(CACHE)
+    assert os.listdir(image.root / "etc") == ["ld.so.cache"]
+
+
+def test_an_image_without_etc_becomes_one_with_a_cache(image: Image) -> None:
+    """A FROM scratch image has no directory at all."""
+    (image.root / "etc").rmdir()
+    image.execute(CACHE)
+    assert b"libx.so.1\0" in (image.root / "etc" / "ld.so.cache").read_bytes()
+
+
+def test_params_are_left_where_the_host_has_none(
+    image: Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host without the driver's /proc cannot be masked, and need not be."""
+    monkeypatch.setattr(ops, "PARAMS", str(image.work / "missing"))
+    before = digest(image.root)
+    image.execute(MaskParams())
+    assert digest(image.root) == before
+
+
+def test_link_07_an_image_without_the_drivers_proc_needs_no_mask(
+    image: Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its libraries find no params there; with a link there, see tests/system."""
+    (image.outside / "params").write_text("ModifyDeviceFiles: 1\n")
+    monkeypatch.setattr(ops, "PARAMS", str(image.outside / "params"))
+    before = image.others()
+    image.execute(MaskParams())
+    assert image.others() == before
+    assert os.listdir(image.root) == ["etc"]
