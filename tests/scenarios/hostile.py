@@ -395,8 +395,6 @@ ATTACKS: tuple[tuple[Callable[[Attack], None], Callable[[Attack], None] | None],
     (special_cache_is_sparse, None),
     (special_no_etc, None),
 )  # fmt: skip
-# Needs CAP_MKNOD and the like in no container: what the container itself may do is not the point.
-SCRIPT = "/bin/busybox grep ModifyDeviceFiles /proc/driver/nvidia/params"
 
 
 def observe(attack: Attack) -> dict[str, object]:
@@ -475,9 +473,6 @@ def main() -> None:
         scenario.generate()
         spec = SPEC.read_text()
         pristine = scenario.make_bundle(top / "pristine", "0")
-        config = json.loads((pristine / "config.json").read_text())
-        config["process"]["args"] = ["/bin/busybox", "sh", "-c", SCRIPT]
-        (pristine / "config.json").write_text(json.dumps(config))
         absent = json.loads(spec)
         for hook in absent["containerEdits"]["hooks"]:
             del hook["env"]

@@ -7,17 +7,13 @@ hook. LINK: links and hard links in the image lead to the host. FD: descriptors 
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 from typing import Any
 
 import pytest
-from scenarios.machine import SIMHOST, TREE, differences, snapshot
+from scenarios.machine import SCENARIOS, attack_names, run_on_host
 
 pytestmark = pytest.mark.system
-SCENARIOS = TREE / "tests" / "scenarios"
 HOOK_ENVIRONMENT = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8"]
 # What is in the way of the loader cache itself: not to start is right, and why is said.
 FAILS_CLOSED = {
@@ -31,30 +27,14 @@ ELSEWHERE = {"link_01_usr_lib_absolute", "link_02_library_directory_climbs"}
 RECORDED = {"fd_01_what_the_hook_has"}
 
 
-def attacks() -> list[str]:
-    """Return the names of the attacks, from the program that carries them out."""
-    script = "import hostile; print(*(prepare.__name__ for prepare, _ in hostile.ATTACKS))"
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, cwd=SCENARIOS, capture_output=True, text=True, check=True)
-    return done.stdout.split()
-
-
 @pytest.fixture(scope="module")
 def results() -> dict[str, Any]:
     """Return what every attack came to, on one simulated host."""
-    before = snapshot()
-    program = str(SCENARIOS / "hostile.py")
-    done = subprocess.run(
-        [sys.executable, str(SIMHOST), "run", "--", sys.executable, program],
-        capture_output=True, text=True, check=True, timeout=300, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert differences(before) == []
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return run_on_host(SCENARIOS / "hostile.py")
 
 
 @pytest.mark.parametrize("variant", ["set", "absent"])
-@pytest.mark.parametrize("name", attacks())
+@pytest.mark.parametrize("name", attack_names())
 def test_hostile_image_is_held(results: dict[str, Any], name: str, variant: str) -> None:
     """No code of the image runs, nothing outside the root changes, and the work is done."""
     seen = results[name][variant]
@@ -84,7 +64,7 @@ def is_beaten(name: str, seen: dict[str, Any]) -> bool:
     return bool(seen["marked"])
 
 
-@pytest.mark.parametrize("name", [name for name in attacks() if name not in RECORDED])
+@pytest.mark.parametrize("name", [name for name in attack_names() if name not in RECORDED])
 def test_weak_hook_is_beaten(results: dict[str, Any], name: str) -> None:
     """An attack that a weak hook survives as well proves nothing."""
     if "control" not in results[name]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hostile.on_host import attack_names, run_on_host
+from scenarios.machine import SCENARIOS, attack_names, run_on_host
 
 pytestmark = pytest.mark.system("runc")
 FIXED = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8"]
@@ -21,7 +21,7 @@ WEAK = ["env_04_pythonhome", "env_04_pythonuserbase", "env_04_home", "env_04_pyt
 @pytest.fixture(scope="module")
 def results() -> dict[str, Any]:
     """Return what environment the hook had under each attack."""
-    return run_on_host("environ.py")
+    return run_on_host(SCENARIOS / "environ.py")
 
 
 def variables(seen: dict[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 import pytest
-from hostile.on_host import attack_names, run_on_host
+from scenarios.machine import SCENARIOS, attack_names, run_on_host
 
 pytestmark = pytest.mark.system("runc", "strace")
 # The loader cache has no place to be: not to start is right, and why is said.
@@ -22,7 +22,7 @@ NAMES = attack_names("link")
 @pytest.fixture(scope="module")
 def results() -> dict[str, Any]:
     """Return what every attack came to."""
-    return run_on_host("traced.py")
+    return run_on_host(SCENARIOS / "traced.py")
 
 
 @pytest.mark.parametrize("variant", ["ENOSYS", "EPERM"])

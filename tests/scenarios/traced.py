@@ -134,9 +134,6 @@ def main() -> None:
         scenario.generate()
         spec = hostile.SPEC.read_text()
         pristine = scenario.make_bundle(top / "pristine", "0")
-        config = json.loads((pristine / "config.json").read_text())
-        config["process"]["args"] = ["/bin/busybox", "sh", "-c", hostile.SCRIPT]
-        (pristine / "config.json").write_text(json.dumps(config))
         results = run_links(top, pristine, spec)
         results["env_08"] = run_modules(top, pristine, spec)
         json.dump(results, sys.stdout)
