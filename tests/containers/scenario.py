@@ -31,6 +31,9 @@ take = partial(machine.of_host, WORK, *KNOWN)
 @contextlib.contextmanager
 def nothing_left(found: dict[str, Any]) -> Iterator[None]:
     """Put what differs on the host after the context into *found*."""
+    # The low-level runtimes make these at their first container, and keep them.
+    for name in ("runc", "crun"):
+        Path("/run", name).mkdir(mode=0o700, exist_ok=True)
     before = take()
     yield
     found["left"] = machine.differences(before, take)
