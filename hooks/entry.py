@@ -8,9 +8,11 @@ must be transparent, shares none of this.
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import sys
+import time
 
 from gpuruntime.errors import GpuRuntimeError, MountError, bug, escape
 from gpuruntime.system import syscalls
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
 DEADLINE_S = 10
+# For work that a caught signal does not interrupt, such as a request to a FUSE server.
+LAST_DEADLINE_S = DEADLINE_S + 1
 
 
 def main() -> None:
@@ -33,6 +37,7 @@ def main() -> None:
         # The runtime's own timeout does not end the wait for us.
         signal.signal(signal.SIGALRM, _give_up)
         signal.alarm(DEADLINE_S)
+        _thread.start_new_thread(_end_at_last, (program,))
         run(sys.argv[2:], program)
     except GpuRuntimeError as error:
         _say(f"{program}: {error.lines()}")
@@ -56,14 +61,30 @@ def run(arguments: list[str], program: str) -> None:
         operation.execute(root, lambda text: _say(f"{program}: warning: {escape(text)}"))
 
 
-def _give_up(number: int, frame: FrameType | None) -> None:
-    del number, frame
-    raise MountError(
+def _too_late() -> MountError:
+    return MountError(
         f"the work in the container's root was not done in {DEADLINE_S} s",
         "look for a file system of the container that does not answer",
     )
 
 
+def _give_up(number: int, frame: FrameType | None) -> None:
+    """Unwind, so that nothing half-made is left."""
+    del number, frame
+    raise _too_late()
+
+
+def _end_at_last(program: str) -> None:
+    """End the process, whatever the other thread is stuck in."""
+    time.sleep(LAST_DEADLINE_S)
+    _say(f"{program}: {_too_late().lines()}")
+    os._exit(1)
+
+
 def _say(text: str) -> None:
-    """Write *text* to stderr, which the low-level runtime relays."""
-    os.write(2, f"{text}\n".encode("ascii", "backslashreplace"))
+    """Write *text* to stderr, which the low-level runtime relays, if anybody reads it."""
+    try:
+        os.write(2, f"{text}\n".encode("ascii", "backslashreplace"))
+    except OSError:
+        # What there is to say does not decide whether the container starts.
+        pass

@@ -59,7 +59,9 @@ class Link(Record):
         except OSError as error:
             raise MountError(
                 f'cannot link "{self.path}" to "{self.target}" in the container: {error.strerror}',
-                f'mount nothing read-only over "{directory}", and let it be a directory',
+                "use runc, or a root that is not read-only"
+                if error.errno == errno.EROFS
+                else f'let "{directory}" be a directory of the image, without read-only mounts',
             ) from error
 
 
@@ -84,7 +86,7 @@ class LoaderCache(Record):
 
         Raises LdcacheError if that fails and the loader would not find the libraries anyway.
         """
-        old = None
+        old, what = None, "/etc/ld.so.cache"
         try:
             etc = root.open_directory("/etc", create=True)
             try:
@@ -92,21 +94,37 @@ class LoaderCache(Record):
                 new = ldcache.merge(old, self.entries)
                 if new != old:
                     replace_file(etc, "ld.so.cache", new, 0o644)
-                self._write_drop_in(root, etc, old)
+                what = "/etc/ld.so.conf.d"
+                self._write_drop_in(root, etc, old, warn)
             finally:
                 os.close(etc)
         except (OSError, LdcacheError) as error:
             why = error.message if isinstance(error, LdcacheError) else str(error)
-            hidden = [d for d in self.directories() if not _is_searched(root, old, d)]
+            hidden = self._not_found_without(root, old)
             if hidden:
                 raise LdcacheError(
-                    f'cannot write "/etc/ld.so.cache" in the container: {why}; '
-                    f'its loader does not search "{hidden[0]}"',
-                    'mount nothing read-only over "/etc" or "/etc/ld.so.cache"',
+                    f'cannot write "{what}" in the container: {why}; '
+                    f'its loader would not find "{hidden[0]}"',
+                    'let "/etc" hold plain files, and mount nothing read-only over it',
                 ) from error
-            warn(f'"/etc/ld.so.cache" in the container stays as it is: {why}')
+            warn(f'"{what}" in the container stays as it is: {why}')
 
-    def _write_drop_in(self, root: Root, etc: int, image: bytes | None) -> None:
+    def _not_found_without(self, root: Root, image: bytes | None) -> list[str]:
+        """Return the libraries that the loader finds neither by itself nor in *image*, a cache."""
+        try:
+            cached = {row[:3] for row in ldcache.parse(image)} if image else set()
+        except LdcacheError:
+            cached = set()
+        return [
+            entry.path
+            for entry in self.entries
+            if (entry.soname, entry.path, entry.flags) not in cached
+            and not _is_searched(root, posixpath.dirname(entry.path))
+        ]
+
+    def _write_drop_in(
+        self, root: Root, etc: int, image: bytes | None, warn: Callable[[str], None]
+    ) -> None:
         """Name for ldconfig the directories that it does not scan, if there is an ldconfig."""
         # One that it scans already must not be named: it would come before the image's others.
         names = [d for d in self.directories() if not _is_scanned(root, image, d)]
@@ -121,6 +139,11 @@ class LoaderCache(Record):
                 os.write(fd, LDCONFIG_INCLUDE)
             finally:
                 os.close(fd)
+        elif not _includes_drop_ins(root):
+            warn(
+                '"/etc/ld.so.conf" in the container does not include "/etc/ld.so.conf.d": '
+                "after its own ldconfig has run, the driver is not found"
+            )
         content = DROP_IN_HEAD + b"".join(os.fsencode(name) + b"\n" for name in names)
         dirfd = root.open_directory("/etc/ld.so.conf.d", create=True)
         try:
@@ -182,6 +205,7 @@ def _mount_over_params(root: Root, content: bytes) -> None:
             return
         raise
     try:
+        _stop_propagation(root)
         flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
         target = os.open(name, flags, dir_fd=target_directory)
         try:
@@ -194,6 +218,28 @@ def _mount_over_params(root: Root, content: bytes) -> None:
             os.close(target)
     finally:
         os.close(target_directory)
+
+
+def _stop_propagation(root: Root) -> None:
+    """Keep what is mounted below the container's /proc/driver/nvidia from reaching the host.
+
+    Where the container shares mounts with the host (`rshared`), ours would appear there and stay.
+    As a slave the mount still receives.
+    """
+    path = posixpath.dirname(PARAMS)
+    while path != "/":
+        fd = root.open_path(path)
+        try:
+            syscalls.mount_setattr(fd, 0, syscalls.MS_SLAVE)
+        except syscalls.SyscallError as error:
+            # Not the root of a mount: the one that this directory is in begins further up.
+            if error.errno != errno.EINVAL:
+                raise
+        else:
+            return
+        finally:
+            os.close(fd)
+        path = posixpath.dirname(path)
 
 
 def _file_mount(place: int, content: bytes) -> int:
@@ -269,13 +315,18 @@ def _is_scanned(root: Root, image: bytes | None, directory: str) -> bool:
     )
 
 
-def _is_searched(root: Root, image: bytes | None, directory: str) -> bool:
-    """Tell whether the image's loader searches *directory* without our entries."""
-    # The loader's own default directories depend on how it was built: it finds libc.so.6 there.
-    return directory in _DEFAULT_DIRECTORIES or any(
-        ldcache.lists_directory(image, name) or _exists(root, f"{name}/libc.so.6")
-        for name in _names_of(root, directory)
-    )
+def _is_searched(root: Root, directory: str) -> bool:
+    """Tell whether the image's loader searches *directory* without any cache."""
+    # Its default directories depend on how it was built: it finds libc.so.6 in one of them, and
+    # where /lib is no link to /usr/lib, in the twin of the other.
+    twin = directory[len("/usr") :] if directory.startswith("/usr/lib") else f"/usr{directory}"
+    return any(_exists(root, f"{name}/libc.so.6") for name in (directory, twin))
+
+
+def _includes_drop_ins(root: Root) -> bool:
+    """Tell whether the image's ld.so.conf includes the directory of our drop-in."""
+    lines = root.read_file("/etc/ld.so.conf", MAX_CONF_BYTES).splitlines()
+    return any(line.lstrip().startswith(b"include") and b"ld.so.conf.d" in line for line in lines)
 
 
 def _names_of(root: Root, directory: str) -> list[str]:

@@ -434,6 +434,7 @@ def observe(attack: Attack) -> dict[str, object]:
         ),
         "mounts_changed": mounts != Path("/proc/self/mountinfo").read_text(),
         "work_done": work_done(attack),
+        "linked": (attack.root / CUDA_LINK).is_symlink(),
         "record": record(attack),
     }
 

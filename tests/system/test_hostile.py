@@ -7,7 +7,6 @@ hook. LINK: links and hard links in the image lead to the host. FD: descriptors 
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -15,8 +14,8 @@ from scenarios.machine import SCENARIOS, attack_names, run_on_host
 
 pytestmark = pytest.mark.system
 HOOK_ENVIRONMENT = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8"]
-# What is in the way of the loader cache itself: not to start is right, and why is said.
-FAILS_CLOSED = {
+# The cache cannot be written, but this image's loader searches the library directory without it.
+WITHOUT_CACHE = {
     "link_03_etc_is_a_link",
     "special_cache_is_a_fifo",
     "special_cache_is_a_directory",
@@ -42,14 +41,11 @@ def test_hostile_image_is_held(results: dict[str, Any], name: str, variant: str)
     assert seen["changed"] == []
     assert not seen["mounts_changed"]
     assert seen["seconds"] < 5
-    if name in FAILS_CLOSED:
-        assert seen["status"] != 0
-        assert re.search(r"gpu-cdi-hook: (ldcache|mount): .+\\nhint: ", seen["output"])
-        return
     assert seen["status"] == 0, seen["output"]
     if name not in RECORDED:
         assert "ModifyDeviceFiles: 0" in seen["output"]
-        assert seen["work_done"] or name in ELSEWHERE
+        assert seen["work_done"] or name in ELSEWHERE | WITHOUT_CACHE
+        assert seen["linked"] or name in ELSEWHERE
 
 
 def is_beaten(name: str, seen: dict[str, Any]) -> bool:

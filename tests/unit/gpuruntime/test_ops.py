@@ -235,7 +235,12 @@ def test_link_10_a_cache_that_is_none_fails_closed_at_once(image: Image, kind: s
     with pytest.raises(LdcacheError, match=DIRECTORY):
         image.execute(CACHE)
     assert kind == "sparse" or digest(cache) == before
+    # A directory that only some loaders search is none that this image's searches.
+    with pytest.raises(LdcacheError, match="would not"):
+        image.execute(IN_DEFAULT)
     # Where the loader searches the directory by itself, the container may start.
+    image.path("/usr/lib64").mkdir(parents=True, exist_ok=True)
+    image.path("/usr/lib64/libc.so.6").write_text("")
     image.execute(IN_DEFAULT)
     assert image.warnings
     assert image.left_behind() == []
