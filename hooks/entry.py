@@ -8,11 +8,9 @@ must be transparent, shares none of this.
 
 from __future__ import annotations
 
-import _thread
 import os
 import signal
 import sys
-import time
 
 from gpuruntime.errors import GpuRuntimeError, MountError, bug, escape
 from gpuruntime.system import syscalls
@@ -23,29 +21,72 @@ if TYPE_CHECKING:
     from types import FrameType
 
 DEADLINE_S = 10
-# For work that a caught signal does not interrupt, such as a request to a FUSE server.
+# When the child that could not even say so is left.
 LAST_DEADLINE_S = DEADLINE_S + 1
+MAX_REPORT_BYTES = 64 << 10
 
 
 def main() -> None:
-    """Run the hook that `sys.argv` (['-c', argv[0], arguments…]) names; never returns."""
+    """Run the hook that `sys.argv` (['-c', argv[0], arguments…]) names; never returns.
+
+    The work is done in a child. A file system of the container that does not answer, served by
+    FUSE for example, holds whoever asks it, and no signal ends that: then the child is left.
+    """
     # First of all: a container that shares our pid namespace must not look into this process.
     syscalls.set_undumpable()
     syscalls.close_range(3)
     program = os.path.basename(sys.argv[1])
+    # The runtime waits for whoever holds its pipes: the child has only one of ours.
+    report, stderr = os.pipe()
+    child = os.fork()
+    if child == 0:
+        syscalls.die_with_parent()
+        os.dup2(stderr, 2)
+        os.dup2(os.open("/dev/null", os.O_WRONLY), 1)
+        syscalls.close_range(3)
+        os._exit(work(program))
+    os.close(stderr)
+    sys.exit(attend(child, report, program))
+
+
+def work(program: str) -> int:
+    """Do what the command line asks for, within the deadline; return the exit status."""
     try:
-        # The runtime's own timeout does not end the wait for us.
         signal.signal(signal.SIGALRM, _give_up)
         signal.alarm(DEADLINE_S)
-        _thread.start_new_thread(_end_at_last, (program,))
         run(sys.argv[2:], program)
     except GpuRuntimeError as error:
         _say(f"{program}: {error.lines()}")
-        sys.exit(error.exit_code)
+        return error.exit_code
     except Exception as error:  # noqa: BLE001 (a bug is one line for the engine, no traceback)
         _say(f"{program}: {bug(error).lines()}")
-        sys.exit(1)
-    sys.exit(0)
+        return 1
+    return 0
+
+
+def attend(child: int, report: int, program: str) -> int:
+    """Relay what *child* says on *report*; return its status, or 1 if it does not end in time."""
+    text = b""
+    try:
+        signal.signal(signal.SIGALRM, _give_up)
+        signal.alarm(LAST_DEADLINE_S)
+        while len(text) < MAX_REPORT_BYTES:
+            chunk = os.read(report, MAX_REPORT_BYTES)
+            if not chunk:
+                break
+            text += chunk
+        _, status = os.waitpid(child, 0)
+    except MountError as error:
+        os.kill(child, signal.SIGKILL)
+        _say(f"{program}: {error.lines()}")
+        return 1
+    finally:
+        signal.alarm(0)
+    _say(text.decode("ascii", "backslashreplace").rstrip("\n"))
+    if os.WIFSIGNALED(status):
+        _say(f"{program}: mount: the work was ended by signal {os.WTERMSIG(status)}")
+        return 1
+    return os.WEXITSTATUS(status)
 
 
 def run(arguments: list[str], program: str) -> None:
@@ -61,28 +102,19 @@ def run(arguments: list[str], program: str) -> None:
         operation.execute(root, lambda text: _say(f"{program}: warning: {escape(text)}"))
 
 
-def _too_late() -> MountError:
-    return MountError(
+def _give_up(number: int, frame: FrameType | None) -> None:
+    """Unwind, so that nothing half-made is left."""
+    del number, frame
+    raise MountError(
         f"the work in the container's root was not done in {DEADLINE_S} s",
         "look for a file system of the container that does not answer",
     )
 
 
-def _give_up(number: int, frame: FrameType | None) -> None:
-    """Unwind, so that nothing half-made is left."""
-    del number, frame
-    raise _too_late()
-
-
-def _end_at_last(program: str) -> None:
-    """End the process, whatever the other thread is stuck in."""
-    time.sleep(LAST_DEADLINE_S)
-    _say(f"{program}: {_too_late().lines()}")
-    os._exit(1)
-
-
 def _say(text: str) -> None:
-    """Write *text* to stderr, which the low-level runtime relays, if anybody reads it."""
+    """Write *text*, if there is any, to stderr, which the low-level runtime relays."""
+    if not text:
+        return
     try:
         os.write(2, f"{text}\n".encode("ascii", "backslashreplace"))
     except OSError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ RESOLVE_NO_XDEV = 0x01
 RESOLVE_NO_MAGICLINKS = 0x02
 RESOLVE_NO_SYMLINKS = 0x04
 RESOLVE_IN_ROOT = 0x10
+PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 MNT_DETACH = 2
 
@@ -154,6 +156,12 @@ def close_range(first: int) -> None:
         if error.errno != errno.ENOSYS:
             raise
         os.closerange(first, os.sysconf("SC_OPEN_MAX"))
+
+
+def die_with_parent() -> None:
+    """Have the kernel end this process when its parent ends; prctl(2), PR_SET_PDEATHSIG."""
+    if _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise SyscallError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG, SIGKILL)")
 
 
 def set_undumpable() -> None:
