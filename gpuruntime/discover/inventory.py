@@ -38,7 +38,9 @@ def discover(driver_root: str, dev_root: str, deadline_s: float = nvml.DEADLINE_
     if not gpus:
         raise DiscoveryError(
             "no GPU can be used" + "".join(f"; {problem}" for problem in problems),
-            'check that "nvidia-smi -L" works on the host',
+            'name the directory whose "dev" holds the nodes with "--dev-root"'
+            if answer.gpus
+            else 'check that "nvidia-smi -L" works on the host',
         )
     return Inventory(
         driver_version=answer.driver_version,
