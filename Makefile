@@ -14,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find cdi gpuruntime hooks -name '*.py')
 
-.PHONY: help setup packages needs-root demo test lint unit clean driver-root
+.PHONY: help setup packages needs-root demo test lint unit conformance perf fuzz clean driver-root
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s'|'
@@ -68,6 +68,15 @@ test: lint ## lint and every test that can run here
 
 unit: setup ## the tests that need neither root nor containers
 	@$(BIN)/python -m pytest -m 'not system and not engine'
+
+conformance: setup ## run a folder of CDI cases: make conformance CASES=DIR
+	@PYTHONPATH=tests $(BIN)/python tests/conformance/cases.py '$(or $(CASES),tests/data/cdi)'
+
+perf: setup ## print what loading CDI specs costs, in instructions
+	@$(BIN)/python tests/perf/cdi_load.py
+
+fuzz: setup ## run the fuzz targets longer: make fuzz SECONDS=60
+	@PYTHONPATH=tests $(BIN)/python tests/fuzz/targets.py '$(or $(SECONDS),60)'
 
 driver-root: setup ## unpack NVIDIA's real user space: make driver-root VERSION=550 or VERSION=535
 	@$(BIN)/python tests/simhost/fetch_driver.py '$(or $(VERSION),550)'

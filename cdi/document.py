@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check a decoded CDI document: members, types, values, version; the first complaint ends it.
+"""Check a decoded CDI document: members, types, values, version.
 
-On the start path; pure. CDI SPEC.md, "CDI JSON Specification"; the order of the checks is that of
-the reference library, so that both name the same reason.
+On the start path; pure. CDI SPEC.md, "CDI JSON Specification"; what is refused, and for which
+reason first, is that of the reference library. `quick` knows the usual documents faster.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from cdi.errors import CdiError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
     from cdi.wire import Edits, Spec
+
+    Path = tuple[str | int, ...]
 
 HOOK_NAMES = (
     "prestart",
@@ -24,14 +27,14 @@ HOOK_NAMES = (
     "poststart",
     "poststop",
 )
-_UINT32 = (0, 2**32 - 1)
-_INT64 = (-(2**63), 2**63 - 1)
-# What readers in Go have in place of a null item; of the other shapes a null item crashes them.
-_NULL_ITEMS: dict[Any, Any] = {str: "", "device": {}, _UINT32: 0}
+UINT32 = (0, 2**32 - 1)
+INT64 = (-(2**63), 2**63 - 1)
+
+_MAX_SINGLE = 3.4028235677973366e38
 
 # Member → shape. A shape is str, bool, (low, high) for an integer, [shape] for a list of it, the
 # name of another table, or dict for a map of strings.
-_TABLES: dict[str, dict[str, Any]] = {
+TABLES: dict[str, dict[str, Any]] = {
     "spec": {
         "cdiVersion": str,
         "kind": str,
@@ -47,21 +50,21 @@ _TABLES: dict[str, dict[str, Any]] = {
         "hooks": ["hook"],
         "mounts": ["mount"],
         "intelRdt": "rdt",
-        "additionalGids": [_UINT32],
+        "additionalGids": [UINT32],
     },
     "node": {
         "path": str,
         "hostPath": str,
         "type": str,
-        "major": _INT64,
-        "minor": _INT64,
-        "fileMode": _UINT32,
+        "major": INT64,
+        "minor": INT64,
+        "fileMode": UINT32,
         "permissions": str,
-        "uid": _UINT32,
-        "gid": _UINT32,
+        "uid": UINT32,
+        "gid": UINT32,
     },
     "mount": {"hostPath": str, "containerPath": str, "options": [str], "type": str},
-    "hook": {"hookName": str, "path": str, "args": [str], "env": [str], "timeout": _INT64},
+    "hook": {"hookName": str, "path": str, "args": [str], "env": [str], "timeout": INT64},
     "net device": {"hostInterfaceName": str, "name": str},
     "rdt": {
         "closID": str,
@@ -71,32 +74,69 @@ _TABLES: dict[str, dict[str, Any]] = {
         "enableMonitoring": bool,
     },
 }
+_FOLDED = {name: {member.lower(): member for member in table} for name, table in TABLES.items()}
+# What readers in Go have in place of a null item; of the other shapes a null item crashes them.
+_NULL_ITEMS: dict[Any, Any] = {str: "", "device": {}, UINT32: 0}
+
+
+class Problem:
+    """One reason why a document is refused.
+
+    *category* is a stable word, *path* leads there by member names and list indices, and *message*
+    is one line without the path.
+    """
+
+    __slots__ = ("category", "message", "path")
+
+    def __init__(self, category: str, path: Path, message: str) -> None:
+        self.category = category
+        self.path = path
+        self.message = message
 
 
 def check(document: object) -> Spec:
-    """Return *document*, typed, without its null members; raise CdiError if it is refused."""
+    """Return *document* normalised; raise CdiError for the first problem if it is refused."""
+    spec = normalise(document)
+    for problem in problems(spec):
+        where = place(problem.path)
+        text = f"{where}: {problem.message}" if where else problem.message
+        raise CdiError(problem.category, text)
+    checked: Spec = spec
+    return checked
+
+
+def place(path: Path) -> str:
+    """Return *path* as people write it: `devices[0].containerEdits.env[1]`."""
+    text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    return text.removeprefix(".")
+
+
+def normalise(document: object) -> Any:  # noqa: ANN401 (JSON)
+    """Return *document* as readers in Go see it; what does not fit stays as it is.
+
+    Member names match without regard to case, a scalar is a string where a string is wanted, a
+    whole float is an integer where one is wanted, and a null member is as good as absent.
+    """
+    return _normal("spec", document)
+
+
+def problems(document: object) -> list[Problem]:
+    """Return every problem of the normalised *document*, in the order of the reference's checks.
+
+    Of what has the wrong shape, nothing more is said.
+    """
     if document is None:
-        raise CdiError("no-data", "the document is empty")
-    spec: Spec = _shape("spec", document, "")
-    _check_version(spec)
-    vendor, cls = names.split_kind(spec.get("kind", ""))
-    names.check_vendor(vendor)
-    names.check_class(cls)
-    _check_edits(spec.get("containerEdits") or {}, "containerEdits")
-    seen: set[str] = set()
-    for device in spec.get("devices", ()):
-        name = device.get("name", "")
-        names.check_device(name)
-        where = f'device "{name}"'
-        if is_empty(device.get("containerEdits") or {}):
-            raise CdiError("empty-edits", f"{where} has no edits")
-        _check_edits(device["containerEdits"], where)
-        if name in seen:
-            raise CdiError("duplicate-device", f"{where} is there twice")
-        seen.add(name)
-    if not seen:
-        raise CdiError("no-devices", "the document has no devices")
-    return spec
+        return [Problem("no-data", (), "the document is empty")]
+    found: list[Problem] = []
+    spec = _fitting("spec", document, (), found)
+    misfits = [problem.path for problem in found]
+    if () not in misfits:
+        found += [
+            problem
+            for problem in _semantics(spec)
+            if not any(_on_one_line(problem.path, path) for path in misfits)
+        ]
+    return found
 
 
 def is_empty(edits: Edits) -> bool:
@@ -107,111 +147,248 @@ def is_empty(edits: Edits) -> bool:
     return not any(edits.get(member) for member in lists)
 
 
-def _shape(shape: Any, value: object, where: str) -> Any:  # noqa: ANN401 (JSON)
-    """Return *value* if it has *shape*, null members dropped; raise CdiError otherwise."""
+def _normal(shape: Any, value: object) -> Any:  # noqa: ANN401 (JSON)
     if isinstance(shape, str):
-        return _members(shape, value, where)
+        return _members(shape, value) if isinstance(value, dict) else value
     if isinstance(shape, list):
         if not isinstance(value, list):
-            raise CdiError("wrong-type", f"{where} is not a list")
+            return value
         null = _NULL_ITEMS.get(shape[0])
-        items = [null if item is None else item for item in value]
-        return [_shape(shape[0], item, f"{where}[{i}]") for i, item in enumerate(items)]
-    if isinstance(shape, tuple):
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        # bool is a subclass of int in Python and something else in JSON.
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise CdiError("wrong-type", f"{where} is not a whole number")
-        if not shape[0] <= value <= shape[1]:
-            raise CdiError("wrong-type", f"{where} is out of range: {value}")
-        return value
-    if not isinstance(value, shape):
-        kinds = {str: "a string", bool: "true or false", dict: "a map"}
-        raise CdiError("wrong-type", f"{where} is not {kinds[shape]}")
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(item, str):
-                raise CdiError("wrong-type", f'{where} "{key}" is not a string')
+        return [_normal(shape[0], null if item is None else item) for item in value]
+    if shape is str:
+        return _string(value)
+    if shape is dict and isinstance(value, dict):
+        return {key: "" if item is None else _string(item) for key, item in value.items()}
+    if isinstance(shape, tuple) and isinstance(value, float) and value.is_integer():
+        return int(value)
     return value
 
 
-def _members(table: str, value: object, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise CdiError("wrong-type", f"{where or 'the document'} is not an object")
-    members = _TABLES[table]
-    prefix = f"{where}." if where else ""
+def _members(table: str, value: dict[str, Any]) -> dict[str, Any]:
+    members, folded = TABLES[table], _FOLDED[table]
     result = {}
-    for key, item in value.items():
-        if key not in members:
-            raise CdiError("unknown-field", f'{where or "the document"} has no member "{key}"')
-        if item is not None:
-            result[key] = _shape(members[key], item, prefix + key)
+    # Of names that differ in case only, the one that sorts last by bytes counts.
+    several = len({_fold(key) for key in value}) < len(value)
+    for key in sorted(value, key=_bytes) if several else value:
+        name = key if key in members else folded.get(_fold(key), key)
+        if value[key] is None and name in members:
+            continue
+        result[name] = _normal(members[name], value[key]) if name in members else value[key]
     return result
 
 
-def _check_version(spec: Spec) -> None:
+def _bytes(text: str) -> bytes:
+    """Return *text* as bytes to sort by."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _fold(name: str) -> str:
+    # Go folds by Unicode's simple rules, which know one more letter for s (and K for k, as lower).
+    return name.replace("\u017f", "s").lower()
+
+
+def _string(value: object) -> object:
+    """Return *value*, as a string if it is a scalar."""
+    return scalar_text(value) if isinstance(value, (str, bool, int, float)) else value
+
+
+def scalar_text(value: str | float) -> str:
+    """Return the string that readers in Go make of a scalar where they want a string."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    # Not str() of any number: above 4300 digits it raises, and no reader has such an integer.
+    if isinstance(value, int) and INT64[0] <= value < 2**64:
+        return str(value)
+    return _float_text(float(value))
+
+
+def _float_text(value: float) -> str:
+    """Return *value* as Go prints one of single precision: the shortest form that reads back."""
+    if value != value:  # noqa: PLR0124 (NaN; math is not for the start path)
+        return "NaN"
+    value = _single(value)
+    if abs(value) > _MAX_SINGLE:
+        return "+Inf" if value > 0 else "-Inf"
+    for digits in range(9):
+        text = f"{value:.{digits}e}"
+        if _single(float(text)) == value:
+            break
+    mantissa, _, exponent = text.partition("e")
+    power = int(exponent)
+    if not -4 <= power < 6:
+        return f"{mantissa}e{exponent}"
+    return f"{value:.{max(0, digits - power)}f}"
+
+
+def _single(value: float) -> float:
+    """Return *value* rounded to the 24 bits of a float of single precision."""
+    if abs(value) > _MAX_SINGLE:
+        return value
+    scaled = value * (2**29 + 1)
+    return scaled - (scaled - value)
+
+
+def _fitting(shape: Any, value: object, path: Path, found: list[Problem]) -> Any:  # noqa: ANN401 (JSON)
+    """Return what of *value* has *shape*; add what has not to *found*, an empty value instead."""
+    if isinstance(shape, str):
+        return _fitting_members(shape, value, path, found)
+    if isinstance(shape, list):
+        if not isinstance(value, list):
+            found.append(Problem("wrong-type", path, "is not a list"))
+            return []
+        return [_fitting(shape[0], item, (*path, i), found) for i, item in enumerate(value)]
+    if isinstance(shape, tuple):
+        # bool is a subclass of int in Python and something else in JSON.
+        if not isinstance(value, int) or isinstance(value, bool):
+            found.append(Problem("wrong-type", path, "is not a whole number"))
+        elif not shape[0] <= value <= shape[1]:
+            found.append(Problem("wrong-type", path, f"is not from {shape[0]} to {shape[1]}"))
+        else:
+            return value
+        return 0
+    if not isinstance(value, shape):
+        kinds = {str: "a string", bool: "true or false", dict: "a map"}
+        found.append(Problem("wrong-type", path, f"is not {kinds[shape]}"))
+        return shape()
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(item, str):
+                found.append(Problem("wrong-type", (*path, key), "is not a string"))
+    return value
+
+
+def _fitting_members(table: str, value: object, path: Path, found: list[Problem]) -> Any:  # noqa: ANN401 (JSON)
+    if not isinstance(value, dict):
+        found.append(Problem("wrong-type", path, "is null" if value is None else "is no object"))
+        return {}
+    members = TABLES[table]
+    result = {}
+    # Go's decoder meets the members in this order.
+    for key in sorted(value, key=_bytes):
+        if key in members:
+            result[key] = _fitting(members[key], value[key], (*path, key), found)
+        else:
+            text = f'the format has no member "{key}" here'
+            found.append(Problem("unknown-field", (*path, key), text))
+    return result
+
+
+def _on_one_line(one: Path, other: Path) -> bool:
+    """Tell whether one path leads to or below the other."""
+    common = min(len(one), len(other))
+    return one[:common] == other[:common]
+
+
+def _semantics(spec: Spec) -> Iterator[Problem]:
+    """Yield what is wrong with *spec*, a document in which every value has its shape."""
+    yield from _version_problems(spec)
+    try:
+        vendor, cls = names.split_kind(spec.get("kind", ""))
+        names.check_vendor(vendor)
+        names.check_class(cls)
+    except CdiError as error:
+        yield Problem(error.category, ("kind",), error.message)
+    if spec.get("containerEdits"):
+        yield from _edits_problems(spec["containerEdits"], ("containerEdits",))
+    seen: set[str] = set()
+    for i, device in enumerate(spec.get("devices", ())):
+        path: Path = ("devices", i)
+        name = device.get("name", "")
+        try:
+            names.check_device(name)
+        except CdiError as error:
+            yield Problem(error.category, (*path, "name"), error.message)
+        edits = device.get("containerEdits") or {}
+        if is_empty(edits):
+            text = f'device "{name}" has no edits'
+            yield Problem("empty-edits", (*path, "containerEdits"), text)
+        yield from _edits_problems(edits, (*path, "containerEdits"))
+        if name in seen:
+            text = f'device "{name}" is there already'
+            yield Problem("duplicate-device", (*path, "name"), text)
+        seen.add(name)
+    if not spec.get("devices"):
+        yield Problem("no-devices", ("devices",), "the document has no devices")
+
+
+def _version_problems(spec: Spec) -> Iterator[Problem]:
     text = spec.get("cdiVersion", "")
     claimed = text.removeprefix("v")
     if claimed not in version.KNOWN:
-        raise CdiError("version-unknown", f'cdiVersion "{text}" is not known')
+        yield Problem("version-unknown", ("cdiVersion",), f'version "{text}" is not known')
+        return
     needed = version.minimum(spec)
     if version.KNOWN.index(claimed) < version.KNOWN.index(needed):
-        raise CdiError("version-too-low", f"cdiVersion {claimed}, but {needed} is needed")
+        text = f"it is {claimed}, but {needed} is needed"
+        yield Problem("version-too-low", ("cdiVersion",), text)
 
 
-def _check_env(category: str, env: list[str], where: str) -> None:
-    for entry in env:
-        if entry.find("=") < 1:
-            raise CdiError(category, f'{where}: "{entry}" is not NAME=value')
-
-
-def _check_edits(edits: Edits, where: str) -> None:
-    _check_env("env", edits.get("env", []), where)
-    for node in edits.get("deviceNodes", ()):
+def _edits_problems(edits: Edits, path: Path) -> Iterator[Problem]:
+    yield from _env_problems("env", edits.get("env", ()), (*path, "env"))
+    for i, node in enumerate(edits.get("deviceNodes", ())):
+        here: Path = (*path, "deviceNodes", i)
         if not node.get("path"):
-            raise CdiError("device-path", f"{where}: a device node has no path")
+            yield Problem("device-path", (*here, "path"), "the device node has no path")
         if node.get("type", "") not in ("", "b", "c", "u", "p"):
-            raise CdiError("device-type", f'{where}: type "{node["type"]}" of {node["path"]}')
+            text = f'"{node["type"]}" is none of b, c, u, p'
+            yield Problem("device-type", (*here, "type"), text)
         permissions = node.get("permissions", "")
         if permissions != "none" and permissions.strip("rwm"):
-            raise CdiError("device-permissions", f'{where}: permissions "{permissions}"')
-    for hook in edits.get("hooks", ()):
+            text = f'"{permissions}" is neither made of r, w, m nor "none"'
+            yield Problem("device-permissions", (*here, "permissions"), text)
+    for i, hook in enumerate(edits.get("hooks", ())):
+        here = (*path, "hooks", i)
         if hook.get("hookName", "") not in HOOK_NAMES:
-            raise CdiError("hook-name", f'{where}: "{hook.get("hookName", "")}" is no hook')
+            text = f'"{hook.get("hookName", "")}" is none of {", ".join(HOOK_NAMES)}'
+            yield Problem("hook-name", (*here, "hookName"), text)
         if not hook.get("path"):
-            raise CdiError("hook-path", f"{where}: a hook has no path")
-        _check_env("hook-env", hook.get("env", []), where)
-    for mount in edits.get("mounts", ()):
+            yield Problem("hook-path", (*here, "path"), "the hook has no path")
+        yield from _env_problems("hook-env", hook.get("env", ()), (*here, "env"))
+    for i, mount in enumerate(edits.get("mounts", ())):
+        here = (*path, "mounts", i)
         if not mount.get("hostPath"):
-            raise CdiError("mount-host-path", f"{where}: a mount has no hostPath")
+            yield Problem("mount-host-path", (*here, "hostPath"), "the mount has no hostPath")
         if not mount.get("containerPath"):
-            raise CdiError("mount-container-path", f"{where}: a mount has no containerPath")
-    _check_clos_id((edits.get("intelRdt") or {}).get("closID", ""), where)
-    _check_net_devices(edits, where)
+            text = "the mount has no containerPath"
+            yield Problem("mount-container-path", (*here, "containerPath"), text)
+    clos_id = (edits.get("intelRdt") or {}).get("closID", "")
+    if clos_id != "/" and _is_bad_clos_id(clos_id):
+        text = 'is no name of a directory of less than 4096 bytes, nor "/"'
+        yield Problem("rdt-clos-id", (*path, "intelRdt", "closID"), text)
+    yield from _net_device_problems(edits, path)
 
 
-def _check_clos_id(clos_id: str, where: str) -> None:
-    if clos_id == "/":
-        return
-    if len(clos_id.encode("utf-8", "surrogatepass")) >= 4096:
-        raise CdiError("rdt-clos-id", f"{where}: closID is too long")
-    if clos_id in (".", "..") or "/" in clos_id or "\n" in clos_id:
-        raise CdiError("rdt-clos-id", f'{where}: closID "{clos_id}"')
+def _env_problems(category: str, env: list[str] | tuple[()], path: Path) -> Iterator[Problem]:
+    for i, entry in enumerate(env):
+        if entry.find("=") < 1:
+            yield Problem(category, (*path, i), f'"{entry}" is not NAME=value')
 
 
-def _check_net_devices(edits: Edits, where: str) -> None:
+def _is_bad_clos_id(text: str) -> bool:
+    if len(_bytes(text)) >= 4096:
+        return True
+    return text in (".", "..") or "/" in text or "\n" in text
+
+
+def _net_device_problems(edits: Edits, path: Path) -> Iterator[Problem]:
     hosts: set[str] = set()
     inside: set[str] = set()
-    for device in edits.get("netDevices", ()):
+    for i, device in enumerate(edits.get("netDevices", ())):
+        here: Path = (*path, "netDevices", i)
         host, name = device.get("hostInterfaceName", ""), device.get("name", "")
         if not host:
-            raise CdiError("netdev-host-name", f"{where}: a network device has no host name")
+            text = "the network device has no name on the host"
+            yield Problem("netdev-host-name", (*here, "hostInterfaceName"), text)
         if not name:
-            raise CdiError("netdev-name", f"{where}: a network device has no name")
+            text = "the network device has no name in the container"
+            yield Problem("netdev-name", (*here, "name"), text)
         if host in hosts:
-            raise CdiError("netdev-duplicate-host", f'{where}: network device "{host}" twice')
+            text = f'network device "{host}" is there already'
+            yield Problem("netdev-duplicate-host", (*here, "hostInterfaceName"), text)
         if name in inside:
-            raise CdiError("netdev-duplicate-name", f'{where}: network name "{name}" twice')
+            text = f'network name "{name}" is there already'
+            yield Problem("netdev-duplicate-name", (*here, "name"), text)
         hosts.add(host)
         inside.add(name)

@@ -1,54 +1,235 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named edits → a CDI spec document: members in canonical order, the lowest version; pure."""
+"""Named edits → a CDI spec document and its text: canonical order, the lowest version; pure.
+
+What is written here every consumer reads the same. `lower` gives up members for older consumers.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
-from cdi import document, version
+from cdi import annotations as rule
+from cdi import document, names, version, yamlio
+from cdi.errors import CdiError
 from cdi.wire import Edits, Spec
 
-_ORDER = {
-    "spec": ("cdiVersion", "kind", "annotations", "devices", "containerEdits"),
-    "device": ("name", "annotations", "containerEdits"),
-    "edits": (
-        "env",
-        "deviceNodes",
-        "netDevices",
-        "hooks",
-        "mounts",
-        "intelRdt",
-        "additionalGids",
-    ),
+# What stays though it is empty or zero: members that are required, and those where readers in Go
+# tell 0 from nothing. The order of members is that of `document.TABLES`.
+_KEPT: dict[str, frozenset[str]] = {
+    "spec": frozenset({"cdiVersion", "kind", "devices"}),
+    "device": frozenset({"name", "containerEdits"}),
+    "edits": frozenset({"intelRdt"}),
+    "node": frozenset({"path", "fileMode", "uid", "gid"}),
+    "net device": frozenset({"hostInterfaceName", "name"}),
+    "mount": frozenset({"hostPath", "containerPath"}),
+    "hook": frozenset({"hookName", "path", "timeout"}),
+    "rdt": frozenset(),
 }
+# In a string, YAML takes these for a line break or refuses them; JSON has them as they are.
+_ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def spec(kind: str, devices: list[tuple[str, Edits]], common: Edits) -> Spec:
-    """Return a checked document of *kind* with *devices* (name, edits), sorted by name.
+def spec(
+    kind: str,
+    devices: Iterable[tuple[str, Edits]],
+    common: Edits,
+    *,
+    annotations: dict[str, str] | None = None,
+) -> Spec:
+    """Return a document of *kind* with *devices* (name, edits), sorted by name.
 
-    Raises CdiError if such a document would be refused on loading.
+    Raises CdiError as `produce`.
     """
-    entries = [
-        {"name": name, "containerEdits": _ordered("edits", edits)}
-        for name, edits in sorted(devices, key=lambda item: item[0])
-    ]
-    result = cast("Spec", {"cdiVersion": "", "kind": kind, "devices": entries})
-    edits = _ordered("edits", common)
-    if edits:
-        result["containerEdits"] = cast("Edits", edits)
+    entries = [{"name": name, "containerEdits": edits} for name, edits in devices]
+    return produce(
+        {
+            "kind": kind,
+            "annotations": annotations,
+            "devices": sorted(entries, key=lambda device: str(device["name"])),
+            "containerEdits": common,
+        }
+    )
+
+
+def produce(document_: object) -> Spec:
+    """Return *document_* in canonical form and of the lowest version, whatever it claims.
+
+    Raises CdiError if it would be refused on loading, or has what only a reader puts up with:
+    a vendor or class of one character, or annotations that are not by Kubernetes' rule.
+    """
+    if isinstance(document_, dict):
+        document_ = {**document.normalise(document_), "cdiVersion": version.KNOWN[-1]}
+    result = canonical(document.check(document_))
+    for what, part in zip(("vendor", "class"), names.split_kind(result["kind"])):
+        if len(part) == 1:
+            # As consumers built with any release of the reference library up to v1.1.0.
+            text = f'a {what} of one character, "{part}", crashes consumers'
+            raise CdiError(what, text)
+    for owner in (result, *result["devices"]):
+        rule.check(owner.get("annotations"))
     result["cdiVersion"] = version.minimum(result)
-    return document.check(cast("Spec", _ordered("spec", result)))
+    return result
+
+
+def canonical(checked: Spec) -> Spec:
+    """Return *checked* with its members in canonical order, the empty and zero ones left out."""
+    return cast("Spec", _ordered("spec", checked))
+
+
+def lower(checked: Spec, max_version: str) -> tuple[Spec, list[str]]:
+    """Return *checked* in canonical form without what *max_version* lacks, and what was dropped.
+
+    The new document claims the lowest version that will do; there is one line for each thing that
+    is missing in it. Raises CdiError "version-unknown", "version-too-low" if something cannot be
+    dropped, and "empty-edits" if nothing would be left of a device.
+    """
+    limit = max_version.removeprefix("v")
+    if limit not in version.KNOWN:
+        raise CdiError("version-unknown", f'version "{max_version}" is not known')
+    result = canonical(document.check(checked))
+    dropped: list[str] = []
+    needed: list[str] = []
+    gates = [
+        (gate, drop)
+        for gate, drop in _DROPS
+        if version.KNOWN.index(gate) > version.KNOWN.index(limit)
+    ]
+    owners = [("the spec", cast("Any", result))]
+    owners += [(f'device "{device["name"]}"', device) for device in result["devices"]]
+    for where, owner in owners:
+        for gate, drop in gates:
+            for may_go, text in drop(owner):
+                (dropped if may_go else needed).append(f"{where}: {text} (needs {gate})")
+    if limit in version.KNOWN[: version.KNOWN.index(version.LOWEST)]:
+        needed.append(f"no spec is of a version before {version.LOWEST}")
+    if needed:
+        raise CdiError("version-too-low", f"cannot be lowered to {limit}: {'; '.join(needed)}")
+    for device in result["devices"]:
+        if document.is_empty(device["containerEdits"]):
+            text = f'nothing would be left of device "{device["name"]}" at {limit}'
+            raise CdiError("empty-edits", text)
+    if not result.get("containerEdits", True):
+        del result["containerEdits"]
+    result["cdiVersion"] = version.minimum(result)
+    return result, dropped
+
+
+def spec_name(kind: str, transient_id: str | None = None) -> str:
+    """Return the usual name, without ending, of the file of *kind*.
+
+    With a *transient_id* it is one for a spec that lives no longer than, say, one container. The
+    id is to be unique on the host for that kind. Only a *kind* that cannot be split is refused,
+    as CdiError "kind"; the name of one with a second slash no store accepts.
+    """
+    vendor, cls = names.split_kind(kind)
+    if not vendor:
+        raise CdiError("kind", f'"{kind}" is not of the form vendor/class')
+    name = f"{vendor}-{cls}"
+    return name if transient_id is None else f"{name}_{transient_id.replace('/', '_')}"
+
+
+def encode(checked: Spec, format_: str) -> str:
+    """Return the text of *checked* in canonical form; *format_* is "json" or "yaml".
+
+    Raises CdiError "syntax" for a string that UTF-8 cannot hold.
+    """
+    found = canonical(checked)
+    if format_ == "json":
+        # Go's writer leaves no structure out.
+        return encode_json({**found, "containerEdits": found.get("containerEdits", {})})
+    _refuse_surrogates(json.dumps(found, ensure_ascii=False))
+    return yamlio.encode(found)
 
 
 def encode_json(document_: Spec) -> str:
     """Return *document_* as one line of JSON, in a form that every reader takes.
 
     No escaped slash and no surrogate escapes: readers that take JSON for YAML 1.1 refuse them.
+    Raises CdiError "syntax" for a string that UTF-8 cannot hold.
     """
-    return json.dumps(document_, ensure_ascii=False, separators=(",", ":")) + "\n"
+    text = json.dumps(document_, ensure_ascii=False, separators=(",", ":"))
+    _refuse_surrogates(text)
+    return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n"
 
 
-def _ordered(table: str, value: Any) -> dict[str, Any]:  # noqa: ANN401 (any TypedDict)
-    """Return *value* with its members in canonical order, the empty ones left out."""
-    return {m: value[m] for m in _ORDER[table] if value.get(m) or m in ("devices", "cdiVersion")}
+def _refuse_surrogates(text: str) -> None:
+    found = _SURROGATE.search(text)
+    if found:
+        raise CdiError("syntax", f"a string has U+{ord(found[0]):04X}, which is no character")
+
+
+def _ordered(shape: Any, value: Any) -> Any:  # noqa: ANN401 (JSON)
+    """Return *value*, of the *shape* by `document.TABLES`, without members that are empty."""
+    if isinstance(shape, list):
+        return [_ordered(shape[0], item) for item in value]
+    if shape is dict:
+        # As Go's writer: a map has no order of its own.
+        return dict(sorted(value.items()))
+    if not isinstance(shape, str):
+        return value
+    members = {m: _ordered(s, value[m]) for m, s in document.TABLES[shape].items() if m in value}
+    return {m: item for m, item in members.items() if item or m in _KEPT[shape]}
+
+
+# Each yields, for a spec or a device, (whether it can be dropped, what it is), and drops it.
+def _drop_1_1_0(owner: dict[str, Any]) -> Iterator[tuple[bool, str]]:
+    edits = owner.get("containerEdits", {})
+    for device in edits.pop("netDevices", ()):
+        yield True, f'network device "{device["hostInterfaceName"]}"'
+    for member in ("schemata", "enableMonitoring"):
+        if member in edits.get("intelRdt", {}):
+            yield True, f"intelRdt {member} {json.dumps(edits['intelRdt'].pop(member))}"
+            # What is left says nothing, and would be more than nothing.
+            if not edits["intelRdt"]:
+                del edits["intelRdt"]
+
+
+def _drop_0_7_0(owner: dict[str, Any]) -> Iterator[tuple[bool, str]]:
+    edits = owner.get("containerEdits", {})
+    if "intelRdt" in edits:
+        yield True, f"intelRdt {json.dumps(edits.pop('intelRdt'))}"
+    for gid in edits.pop("additionalGids", ()):
+        yield True, f"group {gid}"
+
+
+def _drop_0_6_0(owner: dict[str, Any]) -> Iterator[tuple[bool, str]]:
+    if "." in owner.get("kind", "").partition("/")[2]:
+        yield False, f'there is a dot in the class of "{owner["kind"]}"'
+    for key in owner.pop("annotations", ()):
+        yield True, f'annotation "{key}"'
+
+
+def _drop_0_5_0(owner: dict[str, Any]) -> Iterator[tuple[bool, str]]:
+    if owner.get("name", "")[:1].isdigit():
+        yield False, "its name begins with a digit"
+    for node in owner.get("containerEdits", {}).get("deviceNodes", ()):
+        path, host_path = node["path"], node.get("hostPath", "")
+        if host_path == path:
+            del node["hostPath"]
+            yield True, f'the host path of device node "{path}", which is the same'
+        elif host_path:
+            yield False, f'device node "{path}" has another path, "{host_path}", on the host'
+
+
+def _drop_0_4_0(owner: dict[str, Any]) -> Iterator[tuple[bool, str]]:
+    for mount in owner.get("containerEdits", {}).get("mounts", ()):
+        if "type" in mount:
+            # With one of these options, low-level runtimes do not look at the type.
+            is_bind = not {"bind", "rbind"}.isdisjoint(mount.get("options", ()))
+            text = f'the type "{mount["type"]}" of the mount on "{mount["containerPath"]}"'
+            if is_bind:
+                del mount["type"]
+            yield is_bind, text
+
+
+_DROPS: tuple[tuple[str, Callable[[dict[str, Any]], Iterator[tuple[bool, str]]]], ...] = (
+    ("1.1.0", _drop_1_1_0),
+    ("0.7.0", _drop_0_7_0),
+    ("0.6.0", _drop_0_6_0),
+    ("0.5.0", _drop_0_5_0),
+    ("0.4.0", _drop_0_4_0),
+)

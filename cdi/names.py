@@ -11,25 +11,25 @@ import re
 from cdi.errors import CdiError
 
 # ASCII only: `re` would otherwise take letters of every alphabet for [a-z] under IGNORECASE.
-_VENDOR_OR_CLASS = re.compile(r"[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?\Z")
-_DEVICE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?\Z")
+VENDOR_OR_CLASS = re.compile(r"[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?\Z")
+DEVICE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?\Z")
 
 
 def check_vendor(vendor: str) -> None:
     """Raise CdiError "vendor" unless *vendor* begins with a letter and ends alphanumeric."""
-    if not _VENDOR_OR_CLASS.match(vendor):
+    if not VENDOR_OR_CLASS.match(vendor):
         raise CdiError("vendor", f'"{vendor}" is no vendor name')
 
 
 def check_class(name: str) -> None:
     """Raise CdiError "class" unless *name* begins with a letter and ends alphanumeric."""
-    if not _VENDOR_OR_CLASS.match(name):
+    if not VENDOR_OR_CLASS.match(name):
         raise CdiError("class", f'"{name}" is no class name')
 
 
 def check_device(name: str) -> None:
     """Raise CdiError "device-name" unless *name* begins and ends alphanumeric."""
-    if not _DEVICE.match(name):
+    if not DEVICE.match(name):
         raise CdiError("device-name", f'"{name}" is no device name')
 
 

@@ -11,57 +11,191 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 
-from cdi import document
+from cdi import document, quick
 from cdi.edits import merge
 from cdi.errors import CdiError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
     from cdi.wire import Device, Edits, Spec
 
-MAX_SPEC_BYTES = 16 << 20
-_ENDINGS = (".json", ".yaml")
+    Stamp = tuple[int, ...]
+
+DEFAULT_DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
+MAX_SPEC_BYTES = 4 << 20
+# Values in a document. Little text can hold many, and each takes some hundred bytes of memory.
+MAX_VALUES = 200_000
+ENDINGS = (".json", ".yaml")
+# A file changed this recently can change again without another time stamp.
+_SETTLED_NS = 1_000_000_000
+
+
+class SpecFile:
+    """A file of a spec directory: its document, or the error that says why there is none.
+
+    *priority* is the index of its directory; *devices* maps the names of its devices to them.
+    """
+
+    __slots__ = ("devices", "error", "path", "priority", "spec", "stamp")
+
+    def __init__(self, path: str, priority: int) -> None:
+        self.path = path
+        self.priority = priority
+        self.spec: Spec | None = None
+        self.devices: dict[str, Device] = {}
+        self.error: CdiError | None = None
+        # What identifies the content that was read; None if it must be read again.
+        self.stamp: Stamp | None = None
+
+    def take(self, found: Any) -> None:  # noqa: ANN401 (JSON)
+        """Check the decoded document *found*, or keep a CdiError."""
+        try:
+            if isinstance(found, CdiError):
+                raise found
+            self.spec = document.check(found)
+            self.devices = {device["name"]: device for device in self.spec["devices"]}
+        except CdiError as error:
+            self.error = error
 
 
 class Registry:
-    """The devices of some spec directories.
+    """The devices of some spec directories, in rising precedence.
 
-    `errors` maps a path to the reasons why it, or a device in it, cannot be used.
+    *may_trust* decides over the ownership of each directory and file. *decode_yaml* takes
+    path → text of everything that is no strict JSON, in one call, and returns path → document,
+    or a CdiError in its place. `refresh` reads; until then there are no devices.
     """
 
-    def __init__(self) -> None:
-        self.devices: dict[str, tuple[Spec, Device]] = {}
-        self.errors: dict[str, list[str]] = {}
+    def __init__(
+        self,
+        directories: Iterable[str] = DEFAULT_DIRECTORIES,
+        *,
+        may_trust: Callable[[os.stat_result], bool],
+        decode_yaml: Callable[[dict[str, str]], dict[str, Any]],
+    ) -> None:
+        self.directories = tuple(os.path.normpath(d) for d in directories or DEFAULT_DIRECTORIES)
+        self.files: list[SpecFile] = []
+        self._may_trust = may_trust
+        self._decode_yaml = decode_yaml
+        self._by_kind: dict[str, list[SpecFile]] = {}
+
+    def refresh(self) -> list[str]:
+        """Scan the directories, read what changed since the last time, and return those paths."""
+        known = {(file.priority, file.path): file for file in self.files}
+        changed: list[str] = []
+        files: list[SpecFile] = []
+        texts: dict[str, str] = {}
+        for priority, directory in enumerate(self.directories):
+            for file in _scan(directory, priority, self._may_trust, known, texts):
+                files.append(file)
+                if known.pop((priority, file.path), None) is not file:
+                    changed.append(file.path)
+        decoded = self._decode_yaml(texts) if texts else {}
+        for file in files:
+            if file.spec is None and file.error is None:
+                file.take(decoded[file.path])
+        self.files = files
+        self._by_kind = {}
+        for file in files:
+            if file.spec is not None:
+                self._by_kind.setdefault(file.spec["kind"], []).append(file)
+        return changed + [path for _, path in known]
+
+    def defining(self, name: str) -> list[SpecFile]:
+        """Return the files that define the device *name*, in rising precedence."""
+        kind, _, device = name.partition("=")
+        return [file for file in self._by_kind.get(kind, ()) if device in file.devices]
+
+    def find(self, name: str) -> SpecFile | None:
+        """Return the file whose definition of *name* counts; None if it does not resolve."""
+        files = self.defining(name)
+        # A conflict in any directory takes the name away, even if a higher one has it once.
+        if len({file.priority for file in files}) < len(files):
+            return None
+        return files[-1] if files else None
+
+    @property
+    def devices(self) -> list[str]:
+        """The qualified names that resolve, sorted."""
+        names = {
+            f"{kind}={n}"
+            for kind, found in self._by_kind.items()
+            for f in found
+            for n in f.devices
+        }
+        return sorted(name for name in names if self.find(name) is not None)
+
+    @property
+    def conflicting(self) -> list[str]:
+        """The qualified names that do not resolve since two files of a directory define them."""
+        return sorted({name for name, _, _ in self._conflicts()})
+
+    @property
+    def vendors(self) -> list[str]:
+        """The vendors of all files that loaded, sorted."""
+        return sorted({kind.partition("/")[0] for kind in self._by_kind})
+
+    @property
+    def classes(self) -> list[str]:
+        """The classes of all files that loaded, sorted."""
+        return sorted({kind.partition("/")[2] for kind in self._by_kind})
+
+    @property
+    def errors(self) -> dict[str, list[CdiError]]:
+        """Path → why it, or a device in it, cannot be used."""
+        errors = {file.path: [file.error] for file in self.files if file.error is not None}
+        for name, one, other in self._conflicts():
+            text = f'"{name}" is also defined by "{other.path}"'
+            errors.setdefault(one.path, []).append(CdiError("conflict", text))
+        return errors
+
+    def _conflicts(self) -> Iterator[tuple[str, SpecFile, SpecFile]]:
+        """Yield name, file and other file of each conflict, once for either file."""
+        for kind, files in self._by_kind.items():
+            for i, later in enumerate(files):
+                seen: set[str] = set()
+                for earlier in files[:i]:
+                    if earlier.priority != later.priority:
+                        continue
+                    # Of three files, the second and the third each conflict with the first.
+                    for device in sorted(earlier.devices.keys() & later.devices.keys() - seen):
+                        yield f"{kind}={device}", later, earlier
+                        yield f"{kind}={device}", earlier, later
+                    seen |= earlier.devices.keys()
 
     def resolve(self, names: Iterable[str]) -> Edits:
         """Return the edits of the devices *names*, each file's own edits once, before its first.
 
         Raises CdiError "unresolvable" that names every device which is not defined.
         """
-        names = list(names)
-        missing = [name for name in names if name not in self.devices]
+        found = [(name, self.find(name)) for name in names]
+        missing = [name for name, file in found if file is None]
         if missing:
             raise CdiError("unresolvable", ", ".join(missing))
         parts: list[Edits] = []
-        specs: list[Spec] = []
-        for name in names:
-            spec, device = self.devices[name]
-            if not any(spec is other for other in specs):
-                specs.append(spec)
-                parts.append(spec.get("containerEdits") or {})
-            parts.append(device["containerEdits"])
+        files: list[SpecFile] = []
+        for name, file in found:
+            assert file is not None
+            assert file.spec is not None
+            if file not in files:
+                files.append(file)
+                parts.append(file.spec.get("containerEdits") or {})
+            parts.append(file.devices[name.partition("=")[2]]["containerEdits"])
         return merge(parts)
 
     def common_edits(self, kind: str) -> Edits | None:
         """Return the edits of *kind* without any device, or None if no device is of it."""
-        specs: list[Spec] = []
-        for spec, _ in self.devices.values():
-            if spec["kind"] == kind and not any(spec is other for other in specs):
-                specs.append(spec)
+        files = [
+            file
+            for file in self._by_kind.get(kind, ())
+            if any(self.find(f"{kind}={device}") is file for device in file.devices)
+        ]
+        specs = [file.spec for file in files if file.spec is not None]
         return merge(spec.get("containerEdits") or {} for spec in specs) if specs else None
 
 
@@ -71,68 +205,15 @@ def load(
     may_trust: Callable[[os.stat_result], bool],
     decode_yaml: Callable[[dict[str, str]], dict[str, Any]],
 ) -> Registry:
-    """Load the `.json` and `.yaml` files of *directories*, in rising precedence.
-
-    *may_trust* decides over the ownership of each directory and file. *decode_yaml* takes
-    path → text of everything that is no strict JSON, in one call, and returns path → document,
-    or a CdiError in its place.
-    """
-    registry = Registry()
-    documents: list[tuple[int, str, Any]] = []
-    texts: dict[str, str] = {}
-    for priority, directory in enumerate(directories):
-        for path, read in _read_directory(os.path.normpath(directory), may_trust):
-            found = _decode_json(read, path, texts) if isinstance(read, str) else read
-            documents.append((priority, path, found))
-    decoded = decode_yaml(texts) if texts else {}
-    found_in: dict[str, tuple[int, str]] = {}
-    conflicts: set[str] = set()
-    for priority, path, found in documents:
-        try:
-            spec = _checked(decoded.get(path, found))
-        except CdiError as error:
-            registry.errors.setdefault(path, []).append(f"{error.category}: {error}")
-            continue
-        for device in spec["devices"]:
-            name = f"{spec['kind']}={device['name']}"
-            known = found_in.get(name)
-            if known and known[0] == priority:
-                conflicts.add(name)
-                for one, other in ((path, known[1]), (known[1], path)):
-                    text = f'conflict: "{name}" is also defined by "{other}"'
-                    registry.errors.setdefault(one, []).append(text)
-                continue
-            found_in[name] = (priority, path)
-            registry.devices[name] = (spec, device)
-    for name in conflicts:
-        del registry.devices[name]
+    """Return the Registry of *directories*, read once."""
+    registry = Registry(directories, may_trust=may_trust, decode_yaml=decode_yaml)
+    registry.refresh()
     return registry
-
-
-def _checked(found: object) -> Spec:
-    if isinstance(found, CdiError):
-        raise found
-    return document.check(found)
-
-
-def _decode_json(text: str, path: str, texts: dict[str, str]) -> object:
-    """Return the document of strict JSON *text*; anything else is left for YAML in *texts*."""
-    if path.endswith(".json"):
-        try:
-            return decode_json(text)
-        except CdiError as error:
-            return error
-        except ValueError:
-            pass
-        except RecursionError:
-            return CdiError("syntax", "nested too deeply")
-    texts[path] = text
-    return None
 
 
 def decode_json(text: str) -> object:
     """Decode JSON; raise CdiError "duplicate-key", and ValueError for what is no JSON."""
-    return json.loads(text, object_pairs_hook=_unique)
+    return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -144,55 +225,144 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _read_directory(
-    directory: str, may_trust: Callable[[os.stat_result], bool]
-) -> Iterable[tuple[str, str | CdiError]]:
-    """Yield (path, text or the reason why there is none) of each spec file, sorted by name."""
+def _refuse(constant: str) -> None:
+    """Python reads NaN and Infinity as numbers; JSON does not have them."""
+    raise ValueError(constant)
+
+
+def _take_json(file: SpecFile, text: str) -> bool:
+    """Let *file* have the document of the JSON *text*; False if it is to be read as YAML."""
+    # All readers of CDI take JSON for YAML, which has other escapes and line breaks in strings.
+    if "\\" in text or not text.isascii() or "\x7f" in text:
+        return False
+    if len(text) > MAX_VALUES and sum(map(text.count, "[{,")) > MAX_VALUES:
+        file.error = CdiError("syntax", f"more than {MAX_VALUES} values")
+        return True
     try:
-        dirfd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        yield directory, CdiError("syntax", f"open: {error.strerror}")
+        spec = json.loads(text)
+        devices = quick.devices(text, spec)
+        if devices is not None:
+            file.spec, file.devices = spec, devices
+        else:
+            file.take(decode_json(text))
+    except CdiError as error:
+        file.error = error
+    except ValueError:
+        return False
+    except RecursionError:
+        file.error = CdiError("syntax", "nested too deeply")
+    return True
+
+
+def _scan(
+    directory: str,
+    priority: int,
+    may_trust: Callable[[os.stat_result], bool],
+    known: dict[tuple[int, str], SpecFile],
+    texts: dict[str, str],
+) -> Iterator[SpecFile]:
+    """Yield the spec files of *directory*, sorted by name; those in *known* if unchanged.
+
+    What is left for the YAML decoder goes to *texts*, and is neither document nor error yet.
+    """
+    try:
+        dirfd = _open(directory, os.O_DIRECTORY, None, may_trust)
+    except CdiError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            failed = SpecFile(directory, priority)
+            failed.error = error
+            yield failed
         return
     try:
-        if not may_trust(os.fstat(dirfd)):
-            yield directory, CdiError("untrusted", "the directory is not root's alone to write")
-            return
         for name in sorted(os.listdir(dirfd)):
-            if name.endswith(_ENDINGS):
+            if name.endswith(ENDINGS):
                 path = f"{directory}/{name}"
+                old = known.get((priority, path))
+                if old is not None and old.stamp is not None and old.stamp == _stamp(name, dirfd):
+                    yield old
+                    continue
+                file = SpecFile(path, priority)
                 try:
-                    text = _read_file(name, dirfd, may_trust)
+                    text = _read(file, name, dirfd, may_trust)
                 except CdiError as error:
-                    yield path, error
-                else:
-                    if text is not None:
-                        yield path, text
+                    file.error = error
+                    yield file
+                    continue
+                if text is None:
+                    continue
+                if not (name.endswith(".json") and _take_json(file, text)):
+                    texts[path] = text
+                yield file
     finally:
         os.close(dirfd)
 
 
-def _read_file(name: str, dirfd: int, may_trust: Callable[[os.stat_result], bool]) -> str | None:
-    """Return the text of a spec file, None for a directory; raise CdiError for anything odd."""
+def _stamp(name: str, dirfd: int) -> Stamp | None:
     try:
-        # O_NONBLOCK: a FIFO planted here must not hang every container start of the node.
-        fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dirfd)
+        return _identity(os.stat(name, dir_fd=dirfd))
+    except OSError:
+        return None
+
+
+def _identity(status: os.stat_result) -> Stamp:
+    """Return what differs if the content, owner or mode of a file does."""
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def _open(
+    name: str, flags: int, dirfd: int | None, may_trust: Callable[[os.stat_result], bool]
+) -> int:
+    """Return *name*, opened; raise CdiError if it cannot be, or if its ownership is in doubt.
+
+    A link is followed if none but those we trust can have a say in where it leads.
+    """
+    # O_NONBLOCK: a FIFO planted here must not hang every container start of the node.
+    flags |= os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        if stat.S_ISLNK(os.lstat(name, dir_fd=dirfd).st_mode):
+            # The descriptor's own name, since dirfd may not be the directory of that path now.
+            base = f"/proc/self/fd/{dirfd}/" if dirfd is not None else ""
+            name, dirfd = os.path.realpath(base + name), None
+            _check_way(name, may_trust)
+        fd = os.open(name, flags | os.O_NOFOLLOW, dir_fd=dirfd)
     except OSError as error:
         raise CdiError("syntax", f"open: {error.strerror}") from error
+    if not may_trust(os.fstat(fd)):
+        os.close(fd)
+        what = "directory" if flags & os.O_DIRECTORY else "file"
+        raise CdiError("untrusted", f"the {what} is not root's alone to write")
+    return fd
+
+
+def _check_way(path: str, may_trust: Callable[[os.stat_result], bool]) -> None:
+    """Raise CdiError unless the directories that lead to *path* are trusted."""
+    while path != "/":
+        path = os.path.dirname(path)
+        status = os.stat(path)
+        # In a sticky directory, others cannot replace what is root's.
+        mask = ~(stat.S_IWGRP | stat.S_IWOTH) if status.st_mode & stat.S_ISVTX else ~0
+        if not may_trust(os.stat_result((status.st_mode & mask, *status[1:]))):
+            raise CdiError("untrusted", f'it links through "{path}", which others may write to')
+
+
+def _read(
+    file: SpecFile, name: str, dirfd: int, may_trust: Callable[[os.stat_result], bool]
+) -> str | None:
+    """Return the text of a spec file, None for a directory; raise CdiError for anything odd."""
+    fd = _open(name, 0, dirfd, may_trust)
     try:
         status = os.fstat(fd)
         if stat.S_ISDIR(status.st_mode):
             return None
         if not stat.S_ISREG(status.st_mode):
             raise CdiError("syntax", "not a regular file")
-        if not may_trust(status):
-            raise CdiError("untrusted", "the file is not root's alone to write")
-        if status.st_size > MAX_SPEC_BYTES:
-            raise CdiError("syntax", f"larger than {MAX_SPEC_BYTES} bytes")
+        if status.st_nlink > 1:
+            raise CdiError("untrusted", f"the file has {status.st_nlink} names (hard links)")
+        if time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLED_NS:
+            file.stamp = _identity(status)
         data = b""
         while len(data) <= MAX_SPEC_BYTES:
-            chunk = os.read(fd, MAX_SPEC_BYTES)
+            chunk = os.read(fd, min(status.st_size, MAX_SPEC_BYTES) + 1)
             if not chunk:
                 break
             data += chunk
@@ -200,6 +370,8 @@ def _read_file(name: str, dirfd: int, may_trust: Callable[[os.stat_result], bool
         raise CdiError("syntax", f"read: {error.strerror}") from error
     finally:
         os.close(fd)
+    if len(data) > MAX_SPEC_BYTES:
+        raise CdiError("syntax", f"larger than {MAX_SPEC_BYTES} bytes")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -1,36 +1,143 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Save a CDI spec: a temporary file in the same directory, fsync, rename, mode 0644."""
+"""Read a CDI spec from a file; save one: temporary file in the same directory, fsync, rename.
+
+A writer that dies leaves at most its temporary file, whose ending keeps scanners away from it, and
+which the next writer removes: it is locked for as long as its writer lives.
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
+from cdi import document, generate, yamlio
 from cdi.errors import CdiError
+from cdi.registry import DEFAULT_DIRECTORIES, ENDINGS, MAX_SPEC_BYTES
+from cdi.wire import Spec
 
 SPEC_MODE = 0o644
+DIRECTORY_MODE = 0o755
+
+# Of ours only: the reference library has decimal digits there, at most ten, and locks nothing.
+_TEMPORARY = re.compile(r"spec\.[0-9a-f]{16}\.tmp\Z")
 
 
-def save(path: str, text: str, *, may_trust: Callable[[os.stat_result], bool]) -> bool:
+def load(source: str | int) -> Spec:
+    """Return the checked document of the file *source*, a path or a descriptor to read.
+
+    Raises CdiError with the category for which a loader refuses the file, and OSError.
+    """
+    return document.check(decode(source))
+
+
+def decode(source: str | int) -> object:
+    """Return the document of the file *source*, unchecked; raise CdiError and OSError."""
+    if isinstance(source, int):
+        data = _read(source)
+    else:
+        # O_NONBLOCK: a FIFO must not hang us.
+        fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise CdiError("syntax", "not a regular file")
+            data = _read(fd)
+        finally:
+            os.close(fd)
+    if len(data) > MAX_SPEC_BYTES:
+        raise CdiError("syntax", f"larger than {MAX_SPEC_BYTES} bytes")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise CdiError("syntax", f"no UTF-8 at byte {error.start}") from error
+    return yamlio.decode(text)
+
+
+def save_spec(
+    document_: object,
+    name: str,
+    directories: Sequence[str] = DEFAULT_DIRECTORIES,
+    *,
+    may_trust: Callable[[os.stat_result], bool],
+    replace: bool = True,
+) -> str:
+    """Write *document_* as *name* to the last of *directories*, and return the path.
+
+    JSON if *name* ends in `.json`, else YAML, for which `.yaml` is appended where it is missing.
+    Raises CdiError "file-name", and as `save_document`.
+    """
+    path = _path(name, directories)
+    save_document(document_, path, may_trust=may_trust, replace=replace)
+    return path
+
+
+def save_document(
+    document_: object,
+    path: str,
+    *,
+    may_trust: Callable[[os.stat_result], bool],
+    replace: bool = True,
+) -> bool:
+    """Write *document_* to *path*, JSON if it ends in `.json`, else YAML; tell whether it changed.
+
+    A document that would not load is refused before anything is written. Raises CdiError with a
+    loader's category, and as `save`.
+    """
+    checked = generate.canonical(document.check(document_))
+    text = generate.encode(checked, "json" if path.endswith(".json") else "yaml")
+    if len(text.encode()) > MAX_SPEC_BYTES:
+        raise CdiError("syntax", f"larger than {MAX_SPEC_BYTES} bytes")
+    # No reader would find some annotations again, as one with a key of two thousand characters.
+    if generate.canonical(document.check(yamlio.decode(text))) != checked:
+        raise CdiError("syntax", "readers would not see the same document")
+    return save(path, text, may_trust=may_trust, replace=replace)
+
+
+def remove(
+    name: str,
+    directories: Sequence[str] = DEFAULT_DIRECTORIES,
+    *,
+    may_trust: Callable[[os.stat_result], bool],
+) -> bool:
+    """Remove what `save_spec` wrote as *name*; tell whether it was there.
+
+    Raises CdiError "file-name" or "untrusted", and OSError.
+    """
+    directory, file_name = os.path.split(_path(name, directories))
+    try:
+        with _directory(directory, may_trust) as dirfd:
+            os.unlink(file_name, dir_fd=dirfd)
+            os.fsync(dirfd)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def save(
+    path: str,
+    text: str,
+    *,
+    may_trust: Callable[[os.stat_result], bool],
+    replace: bool = True,
+) -> bool:
     """Write *text* to *path* atomically, making its directory (0755); tell whether it changed.
 
     A file that is there is replaced by a new one, never written to: it may be a link, or hard
-    linked. Raises CdiError "untrusted" if others may write to the directory, and OSError.
+    linked. Raises CdiError "untrusted" if others may write to the directory, FileExistsError if
+    the file is there and not to *replace*, and OSError.
     """
     directory, name = os.path.split(os.path.abspath(path))
-    os.makedirs(directory, mode=0o755, exist_ok=True)
-    dirfd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        if not may_trust(os.fstat(dirfd)):
-            raise CdiError("untrusted", f'"{directory}" is not root\'s alone to write')
+    _make(directory)
+    with _directory(directory, may_trust) as dirfd:
+        _sweep(dirfd)
         data = text.encode()
-        if _holds(name, dirfd, data):
+        if replace and _holds(name, dirfd, data):
             return False
-        # The ending keeps scanners of the directory away from the unfinished file.
-        temporary = f"spec.{os.urandom(8).hex()}.tmp"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(temporary, flags, 0o600, dir_fd=dirfd)
+        fd, temporary = _create(dirfd)
         try:
             try:
                 view = memoryview(data)
@@ -38,16 +145,140 @@ def save(path: str, text: str, *, may_trust: Callable[[os.stat_result], bool]) -
                     view = view[os.write(fd, view) :]
                 os.fchmod(fd, SPEC_MODE)
                 os.fsync(fd)
+                if replace:
+                    os.rename(temporary, name, src_dir_fd=dirfd, dst_dir_fd=dirfd)
+                else:
+                    # There is no rename that spares what is there, but a link does.
+                    os.link(temporary, name, src_dir_fd=dirfd, dst_dir_fd=dirfd)
+                    os.unlink(temporary, dir_fd=dirfd)
             finally:
                 os.close(fd)
-            os.rename(temporary, name, src_dir_fd=dirfd, dst_dir_fd=dirfd)
         except BaseException:
-            os.unlink(temporary, dir_fd=dirfd)
+            _discard(temporary, dirfd)
             raise
         os.fsync(dirfd)
         return True
+
+
+def _path(name: str, directories: Sequence[str]) -> str:
+    """Return the path of the spec *name*; raise CdiError "file-name" if it would be elsewhere."""
+    stem = name.removesuffix(".json").removesuffix(".yaml")
+    # A slash leads to another directory, as from a kind with two of them.
+    if not stem.strip(".") or "/" in name or "\0" in name:
+        raise CdiError("file-name", f'"{name}" is no name of a file in a spec directory')
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError as error:
+        raise CdiError("file-name", "the name of the file is no text") from error
+    directory = (directories or DEFAULT_DIRECTORIES)[-1]
+    return os.path.join(directory, name if name.endswith(ENDINGS) else f"{name}.yaml")
+
+
+def _read(fd: int) -> bytes:
+    """Return what *fd* holds, or one byte more than a spec may have."""
+    data = bytearray()
+    while len(data) <= MAX_SPEC_BYTES:
+        chunk = os.read(fd, MAX_SPEC_BYTES + 1 - len(data))
+        if not chunk:
+            break
+        data += chunk
+    return bytes(data)
+
+
+def _make(directory: str) -> None:
+    """Make *directory* and what leads to it where it is missing, all of mode 0755."""
+    if os.path.isdir(directory):
+        return
+    _make(os.path.dirname(directory))
+    try:
+        os.mkdir(directory, DIRECTORY_MODE)
+    except FileExistsError:
+        # Somebody else was faster, or it is no directory, as opening it will tell.
+        return
+    # Whatever the umask: consumers that are not root read specs too.
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fchmod(fd, DIRECTORY_MODE)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _directory(path: str, may_trust: Callable[[os.stat_result], bool]) -> Iterator[int]:
+    """Open the directory *path* for the block; raise CdiError "untrusted" if others write there.
+
+    A link is refused as well: what it leads to may be another tomorrow.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        dirfd = os.open(path, flags)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR) and os.path.islink(path):
+            raise CdiError("untrusted", f'"{path}" is a symbolic link') from error
+        raise
+    try:
+        if not may_trust(os.fstat(dirfd)):
+            raise CdiError("untrusted", f'"{path}" is not root\'s alone to write')
+        yield dirfd
     finally:
         os.close(dirfd)
+
+
+def _create(dirfd: int) -> tuple[int, str]:
+    """Return the descriptor and name of a new temporary file that is locked."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    while True:
+        name = f"spec.{os.urandom(8).hex()}.tmp"
+        fd = os.open(name, flags, 0o600, dir_fd=dirfd)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            except OSError:
+                # A file system without locks; nobody can take the file for abandoned there.
+                return fd, name
+            # Before the lock, another writer may have taken it for one that was left behind.
+            if os.fstat(fd).st_nlink:
+                return fd, name
+        except BaseException:
+            os.close(fd)
+            _discard(name, dirfd)
+            raise
+        os.close(fd)
+
+
+def _sweep(dirfd: int) -> None:
+    """Remove temporary files of ours whose writers are dead."""
+    for name in os.listdir(dirfd):
+        if _TEMPORARY.match(name):
+            _sweep_one(name, dirfd)
+
+
+def _sweep_one(name: str, dirfd: int) -> None:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(name, flags, dir_fd=dirfd)
+    except OSError:
+        # Gone, a link, or another user's.
+        return
+    try:
+        status = os.fstat(fd)
+        if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # While the lock is held: a writer that waits for it looks for the name afterwards.
+            os.unlink(name, dir_fd=dirfd)
+    except OSError:
+        # Locked, or it cannot be removed: it harms nobody.
+        return
+    finally:
+        os.close(fd)
+
+
+def _discard(temporary: str, dirfd: int) -> None:
+    """Remove *temporary* if that can be done: left behind, it harms nobody."""
+    try:
+        os.unlink(temporary, dir_fd=dirfd)
+    except OSError:
+        return
 
 
 def _holds(name: str, dirfd: int, data: bytes) -> bool:

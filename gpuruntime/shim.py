@@ -13,6 +13,7 @@ import signal
 import sys
 
 from cdi import registry
+from cdi.complete import complete
 from cdi.edits import apply, describe
 from cdi.errors import CdiError
 from gpuruntime import config as settings
@@ -25,7 +26,7 @@ from gpuruntime.errors import (
     escape,
 )
 from gpuruntime.log import Log
-from gpuruntime.oci import argv, devnodes, lowlevel
+from gpuruntime.oci import argv, lowlevel
 from gpuruntime.oci.bundle import CONFIG_NAME, Bundle
 from gpuruntime.trust import may_trust
 
@@ -96,7 +97,14 @@ def inject(command: Command, config: Config, cli_python: str, log: Log) -> None:
             f'"{config.path}": the mode "{config.mode}" is not there yet',
             'set nvidia-container-runtime.mode to "cdi"',
         )
-    edits = devnodes.complete(resolve(asked, config, cli_python, log))
+    edits = resolve(asked, config, cli_python, log)
+    try:
+        edits = complete(edits)
+    except CdiError as error:
+        raise UnresolvedDeviceError(
+            f"cannot give a device to the container: {error}",
+            'load the driver, then write the spec again with "gpuruntime cdi generate"',
+        ) from error
     if log.is_on("debug"):
         for line in describe(edits):
             log.record("debug", escape(line))
@@ -113,7 +121,7 @@ def resolve(asked: request.Request, config: Config, cli_python: str, log: Log) -
     )
     for path, reasons in known.errors.items():
         for reason in reasons:
-            log.warning(f'CDI spec "{path}" is not used: {reason}')
+            log.warning(f'CDI spec "{path}" is not used: {reason.category}: {reason}')
     if asked.driver_only:
         common = known.common_edits(config.default_kind)
         if common is None:
@@ -122,7 +130,7 @@ def resolve(asked: request.Request, config: Config, cli_python: str, log: Log) -
     try:
         return known.resolve(asked.devices)
     except CdiError as error:
-        missing = [name for name in asked.devices if name not in known.devices]
+        missing = [name for name in asked.devices if known.find(name) is None]
         raise _unresolved(missing, known, config) from error
 
 
@@ -130,9 +138,10 @@ def _unresolved(names: Sequence[str], known: Registry, config: Config) -> GpuRun
     """Return the error for *names* that no CDI spec defines, with the most helpful hint."""
     wanted = ", ".join(f'"{name}"' for name in names)
     where = ", ".join(f'"{directory}"' for directory in config.spec_dirs)
-    if known.devices:
+    names_known = known.devices
+    if names_known:
         text = f"no CDI spec in {where} defines {wanted}"
-        short = sorted(name for name in known.devices if len(name) <= MAX_NAME_IN_HINT)
+        short = [name for name in names_known if len(name) <= MAX_NAME_IN_HINT]
         hint = f"ask for one of {', '.join(short[:MAX_NAMES_IN_HINT])}"
     else:
         text = f"no CDI spec found in {where}, wanted {wanted}"
@@ -140,7 +149,7 @@ def _unresolved(names: Sequence[str], known: Registry, config: Config) -> GpuRun
     if known.errors:
         path, reasons = next(iter(known.errors.items()))
         more = f", and {len(known.errors) - 1} more" if len(known.errors) > 1 else ""
-        text += f'; not used: "{path}" ({reasons[0]}){more}'
+        text += f'; not used: "{path}" ({reasons[0].category}: {reasons[0]}){more}'
     return UnresolvedDeviceError(text, hint)
 
 

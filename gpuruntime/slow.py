@@ -30,13 +30,12 @@ def config(path: str) -> dict[str, object]:
 
 def yaml(texts: dict[str, str]) -> dict[str, object]:
     """Return path → {"document": …} or {"error": text, "category": word} for each of *texts*."""
-    answers: dict[str, object] = {}
-    for path, text in texts.items():
-        try:
-            answers[path] = {"document": yamlio.decode(text)}
-        except CdiError as error:
-            answers[path] = {"error": error.message, "category": error.category}
-    return answers
+    return {
+        path: {"error": found.message, "category": found.category}
+        if isinstance(found, CdiError)
+        else {"document": found}
+        for path, found in yamlio.decode_all(texts).items()
+    }
 
 
 def main() -> None:

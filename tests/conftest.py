@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiers: one that cannot run here is skipped by name, or fails where it was promised.
 
-`GPURUNTIME_TEST_REQUIRE=system,engine` promises those two. The summary counts each tier's tests.
+`GPURUNTIME_TEST_REQUIRE=system,engine` promises those two. The summary counts each tier's tests,
+and shows what tests have measured: their properties of the name "summary".
 A tier's marker may name the programs that the test needs: `@pytest.mark.engine("podman")`.
 """
 
@@ -20,7 +21,7 @@ PRIVILEGED = {
     "system": ("runc", "crun"),
     "engine": ("dockerd", "docker", "containerd", "ctr", "podman"),
 }
-TIERS = ("unit", "property", *PRIVILEGED)
+TIERS = ("unit", "property", "conformance", *PRIVILEGED)
 OUTCOMES = {"passed": "passed", "failed": "failed", "error": "failed", "skipped": "skipped"}
 
 pytest.register_assert_rewrite("containers.seen")
@@ -83,4 +84,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("tiers")
     for tier in TIERS:
         shown = ", ".join(f"{counts[tier, o]} {o}" for o in ("passed", "failed", "skipped"))
-        terminalreporter.write_line(f"{tier:9} {shown}")
+        terminalreporter.write_line(f"{tier:11} {shown}")
+    for category in OUTCOMES:
+        for report in terminalreporter.stats.get(category, []):
+            for name, line in getattr(report, "user_properties", ()):
+                if name == "summary":
+                    terminalreporter.write_line(line)

@@ -98,50 +98,13 @@ class Bundle:
 
         BundleError: it is no JSON object at all, so the low-level runtime would fail as well.
         """
-        doubts: list[str] = []
-
-        def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-            result = dict(pairs)
-            if len(result) != len(pairs):
-                keys = [key for key, _ in pairs]
-                twice = next(key for key in keys if keys.count(key) > 1)
-                doubts.append(f'member "{twice}" is there twice')
-            return result
-
-        def number(text: str) -> float:
-            value = float(text)
-            if value in (float("inf"), float("-inf")):
-                doubts.append(f"the number {text[:20]} is out of range")
-            return value
-
-        text = self._decode(doubts)
         try:
-            config = json.loads(
-                text, object_pairs_hook=members, parse_float=number, parse_constant=_refuse
-            )
-        except RecursionError:
-            raise self._invalid("nested too deeply") from None
+            return parse(self.data)
         except ValueError as error:
-            raise self._invalid(str(error)) from error
-        if not isinstance(config, dict):
-            raise self._invalid("not an object")
-        if _depth_exceeds(config, MAX_DEPTH):
-            doubts.append(f"nested deeper than {MAX_DEPTH}")
-        if not doubts:
-            doubts += _shape_doubts(config)
-        return config, doubts[0] if doubts else None
-
-    def _decode(self, doubts: list[str]) -> str:
-        try:
-            return self.data.decode()
-        except UnicodeDecodeError as error:
-            doubts.append(f"no UTF-8 at byte {error.start}")
-            return self.data.decode("utf-8", "surrogateescape")
-
-    def _invalid(self, why: str) -> BundleError:
-        return BundleError(
-            f'"{self.path}" is no JSON object: {why}', "let the engine write the bundle again"
-        )
+            raise BundleError(
+                f'"{self.path}" is no JSON object: {error}',
+                "let the engine write the bundle again",
+            ) from error
 
     def ambiguous(self, why: str) -> BundleError:
         """Return the error for a document that asks for GPUs and must not be edited."""
@@ -187,6 +150,47 @@ class Bundle:
             f'cannot replace "{self.path}": {error.strerror}',
             "make the bundle's directory writable for the runtime",
         )
+
+
+def parse(data: bytes) -> tuple[OciConfig, str | None]:
+    """Return the OCI config *data* and, if it must not be edited, the reason.
+
+    Raises ValueError if it is no JSON object.
+    """
+    doubts: list[str] = []
+
+    def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            doubts.append(f'member "{twice}" is there twice')
+        return result
+
+    def number(text: str) -> float:
+        value = float(text)
+        if value in (float("inf"), float("-inf")):
+            doubts.append(f"the number {text[:20]} is out of range")
+        return value
+
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        doubts.append(f"no UTF-8 at byte {error.start}")
+        text = data.decode("utf-8", "surrogateescape")
+    try:
+        config = json.loads(
+            text, object_pairs_hook=members, parse_float=number, parse_constant=_refuse
+        )
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(config, dict):
+        raise ValueError("not an object")  # noqa: TRY004 (what is no JSON is a ValueError as well)
+    if _depth_exceeds(config, MAX_DEPTH):
+        doubts.append(f"nested deeper than {MAX_DEPTH}")
+    if not doubts:
+        doubts += _shape_doubts(config)
+    return config, doubts[0] if doubts else None
 
 
 def _refuse(constant: str) -> float:

@@ -37,10 +37,19 @@ BROUGHT = {
 # gpuruntime.system alone; the shim changes nothing on the machine but the bundle.
 SYSTEM_ONLY = {"ctypes", "ctypes._endian", "_ctypes"}
 SHIM = {
-    *("cdi", "cdi.document", "cdi.edits", "cdi.errors", "cdi.names", "cdi.registry"),
+    *(
+        "cdi",
+        "cdi.complete",
+        "cdi.document",
+        "cdi.edits",
+        "cdi.quick",
+        "cdi.errors",
+        "cdi.names",
+        "cdi.registry",
+    ),
     *("cdi.version", "gpuruntime", "gpuruntime.config", "gpuruntime.errors", "gpuruntime.log"),
     *("gpuruntime.oci", "gpuruntime.oci.argv", "gpuruntime.oci.bundle"),
-    *("gpuruntime.oci.devnodes", "gpuruntime.oci.lowlevel", "gpuruntime.record"),
+    *("gpuruntime.oci.lowlevel", "gpuruntime.record"),
     *("gpuruntime.request", "gpuruntime.shim", "gpuruntime.slowpath", "gpuruntime.trust"),
 }
 HOOK = {

@@ -69,7 +69,7 @@ def test_no_gpu_is_no_device() -> None:
     """An `all` of nothing would start containers without a GPU."""
     assert plan.devices(inventory()) == []
     with pytest.raises(CdiError) as error:
-        generate.spec("a.b/c", plan.devices(inventory()), {})
+        generate.spec("a.b/cc", plan.devices(inventory()), {})
     assert error.value.category == "no-devices"
 
 
@@ -114,11 +114,11 @@ def test_the_spec_is_in_canonical_order_and_of_the_lowest_version() -> None:
     """Same machine, same bytes; a newer claim only loses readers."""
     parts = (gpu(1, 1), gpu(0, 0))
     common = plan.common_edits(inventory(*parts), "/bin/gpu-cdi-hook")
-    one = generate.spec("a.b/c", plan.devices(inventory(*parts)), common)
-    other = generate.spec("a.b/c", plan.devices(inventory(*parts[::-1])), common)
+    one = generate.spec("a.b/cc", plan.devices(inventory(*parts)), common)
+    other = generate.spec("a.b/cc", plan.devices(inventory(*parts[::-1])), common)
     assert one["cdiVersion"] == "0.5.0"
     assert [d["name"] for d in one["devices"]] == ["0", "1", "GPU-0", "GPU-1", "all"]
     assert list(one["containerEdits"]) == ["env", "deviceNodes", "hooks", "mounts"]
     assert one["devices"][:4] == other["devices"][:4]
-    plain = generate.spec("a.b/c", [("x", {"env": ["A=b"]})], {})
+    plain = generate.spec("a.b/cc", [("x", {"env": ["A=b"]})], {})
     assert (plain["cdiVersion"], "containerEdits" in plain) == ("0.3.0", False)

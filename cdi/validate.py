@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Name every problem of a CDI spec, with its line; the only module that imports jsonschema.
+
+An error keeps the file from loading: the loader's own checks say so, and `schema/strict.json` is
+held against them. A warning does not: `advice` gives it. `schema/reference.json` is the verdict
+of the reference's separate schema tool.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+from dataclasses import dataclass
+
+import jsonschema
+
+from cdi import advice, document, registry, yamlio
+from cdi.annotations import annotation_problems
+from cdi.document import Problem
+from cdi.errors import CdiError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+    from cdi.document import Path
+
+# More says nothing new; the rest is counted.
+MAX_FINDINGS = 1000
+# The schema takes a second for twice as much, and agrees with the loader anyway.
+MAX_SCHEMA_CHARS = 128 << 10
+
+_SCHEMAS = os.path.join(os.path.dirname(__file__), "schema")
+_LINE = re.compile(r"line (\d+): ")
+_ESCAPE = re.compile(r"\\(?:(/)|([uU][dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something about a spec: *line* counts from 1, *severity* is "error" or "warning".
+
+    *category* is a stable word, and *where* the member, as `devices[0].name`; "" is the file.
+    """
+
+    line: int | None
+    severity: str
+    category: str
+    where: str
+    message: str
+
+
+def validate(
+    text: str, filename: str, *, stat_host: Callable[[str], os.stat_result] | None = None
+) -> list[Finding]:
+    """Return everything to say about the spec *text*, by line; no error means that it loads.
+
+    The ending of *filename* decides, as for the loader, whether *text* may be JSON. *stat_host*
+    asks the host for files that the spec names; None leaves the host out.
+    """
+    lines: dict[Path, int] = {}
+    try:
+        written = decode(text, filename, lines)
+    except CdiError as error:
+        return [_undecoded(error, text)]
+    spec = document.normalise(written)
+    problems = document.problems(spec)
+    warnings = [*advice.check(spec, stat_host), *_conversions(written, spec)]
+    if not problems:
+        warnings += advice.check_version(spec)
+        problems += _disagreement(spec) if len(text) <= MAX_SCHEMA_CHARS else ()
+    if not lines and (problems or warnings):
+        lines = _json_lines(text)
+    places = _Places(written, lines)
+    found = [
+        Finding(places.line(problem.path), severity, *_told(problem))
+        for severity, those in (("error", problems), ("warning", warnings))
+        for problem in those[:MAX_FINDINGS]
+    ]
+    found += _escapes(text) if _is_json(filename) else ()
+    found.sort(key=lambda finding: finding.line or 0)
+    for severity, count in (("error", len(problems)), ("warning", len(warnings))):
+        if count > MAX_FINDINGS:
+            message = f"{count - MAX_FINDINGS} more are not shown"
+            found.append(Finding(None, severity, "more", "", message))
+    return found
+
+
+def reference_verdict(text: str, filename: str) -> bool:
+    """Tell whether the reference's schema tool would call the spec *text* valid.
+
+    It judges what is written, where the loader converts: `name: 7` loads, and is not valid.
+    """
+    try:
+        written: Any = decode(text, filename)
+    except CdiError:
+        return False
+    if not schema("reference").is_valid(written):
+        return False
+    if filename.endswith(".json"):
+        return True
+    owners = [written, *written["devices"]]
+    return not any(
+        problem for owner in owners for problem in annotation_problems(owner.get("annotations"))
+    )
+
+
+@functools.cache
+def schema(name: str) -> jsonschema.Draft7Validator:
+    """Return the validator of `schema/NAME.json`."""
+    with open(os.path.join(_SCHEMAS, f"{name}.json"), encoding="utf-8") as stream:
+        return jsonschema.Draft7Validator(json.load(stream))
+
+
+def _is_json(filename: str) -> bool:
+    """Tell whether *filename* is for text that is JSON before it is YAML: all but YAML's own."""
+    return not filename.endswith((".yaml", ".yml"))
+
+
+def decode(text: str, filename: str, lines: dict[Path, int] | None = None) -> object:
+    """Return the document of *text* as the loader decodes it; raise CdiError for none.
+
+    *lines* is filled if it is decoded as YAML.
+    """
+    if _is_json(filename):
+        try:
+            return registry.decode_json(text)
+        except ValueError:
+            pass
+        except RecursionError:
+            raise CdiError("syntax", "nested too deeply") from None
+    return yamlio.decode(text, lines)
+
+
+def _undecoded(error: CdiError, text: str) -> Finding:
+    """Return *error* with its line, which a JSON decoder does not tell."""
+    if not _LINE.match(error.message):
+        try:
+            yamlio.decode(text)
+        except CdiError as other:
+            if other.category == error.category:
+                error = other
+    found = _LINE.match(error.message)
+    line, message = (
+        (int(found[1]), error.message[found.end() :]) if found else (None, error.message)
+    )
+    return Finding(line, "error", error.category, "", message)
+
+
+def _json_lines(text: str) -> dict[Path, int]:
+    """Return path → line of JSON, which nearly always is YAML as well; of what was read if not."""
+    lines: dict[Path, int] = {}
+    try:
+        yamlio.decode(text, lines)
+    except CdiError:
+        pass
+    return lines
+
+
+def _told(problem: Problem) -> tuple[str, str, str]:
+    return problem.category, document.place(problem.path), problem.message
+
+
+class _Places:
+    """Finds the lines of normalised paths in the document as it is *written*."""
+
+    def __init__(self, written: object, lines: dict[Path, int]) -> None:
+        self.written = written
+        self.lines = lines
+        # Of maps with very many members and very many problems, by identity.
+        self.winners: dict[int, dict[str, str]] = {}
+
+    def line(self, path: Path) -> int | None:
+        """Return the line of *path* or, if it is not there, of what it would be in."""
+        spelled = self._spelled(path)
+        while spelled and spelled not in self.lines:
+            spelled = spelled[:-1]
+        return self.lines.get(spelled)
+
+    def _spelled(self, path: Path) -> Path:
+        """Return the normalised *path* with the member names as they are written."""
+        spelled: Path = ()
+        value: Any = self.written
+        for step in path:
+            here = step
+            if isinstance(value, dict):
+                if spelled[-1:] != ("annotations",):
+                    if id(value) not in self.winners:
+                        self.winners[id(value)] = _winners(value)
+                    here = self.winners[id(value)].get(_fold(str(step)), step)
+                value = value.get(here)
+            elif isinstance(value, list) and isinstance(step, int) and step < len(value):
+                value = value[step]
+            else:
+                break
+            spelled = (*spelled, here)
+        return spelled
+
+
+def _fold(name: str) -> str:
+    return name.replace("\u017f", "s").lower()
+
+
+def _winners(members: dict[str, Any]) -> dict[str, str]:
+    """Return folded name → name as written of *members*; of two, the one that counts."""
+    by_bytes = sorted(members, key=lambda name: name.encode("utf-8", "surrogatepass"))
+    return {_fold(name): name for name in by_bytes if members[name] is not None}
+
+
+def _conversions(written: object, spec: object) -> Iterator[Problem]:
+    """Yield what the author of *written* may not have meant: scalars and members that turned."""
+    # Most specs need no walk: they are read as they are written.
+    if written != spec:
+        yield from _turned(written, spec, ())
+
+
+def _turned(written: Any, read: Any, path: Path) -> Iterator[Problem]:  # noqa: ANN401 (JSON)
+    if isinstance(read, dict) and isinstance(written, dict):
+        in_map = path[-1:] == ("annotations",)
+        winners = _winners(written)
+        for name in written:
+            winner = winners.get(_fold(name), name)
+            if winner != name and not in_map:
+                text = f'"{name}" does not count: "{winner}" is there too'
+                yield Problem("shadowed-member", (*path, name), text)
+        for name, value in read.items():
+            spelled = name if in_map else winners.get(_fold(name), name)
+            yield from _turned(written.get(spelled), value, (*path, name))
+    elif isinstance(read, list) and isinstance(written, list):
+        for i, (one, other) in enumerate(zip(written, read, strict=True)):
+            yield from _turned(one, other, (*path, i))
+    elif isinstance(read, str) and isinstance(written, (bool, int, float)):
+        text = f'without quotes it is no string, and is read as "{read}"'
+        yield Problem("converted-scalar", path, text)
+
+
+def _escapes(text: str) -> Iterator[Finding]:
+    """Yield what JSON may write and readers in Go, which take it for YAML, refuse."""
+    escapes = {1: 'the escape "\\/"', 2: "a surrogate escape"}
+    seen: dict[int, list[int]] = {}
+    for match in _ESCAPE.finditer(text):
+        if match.lastindex:
+            seen.setdefault(match.lastindex, []).append(match.start())
+    for kind, starts in seen.items():
+        line = text.count("\n", 0, starts[0]) + 1
+        message = f"{escapes[kind]} ({len(starts)} in the file) is refused by readers in Go"
+        yield Finding(line, "warning", "json-escape", "", message)
+
+
+def _disagreement(spec: object) -> list[Problem]:
+    """Return what the schema finds in a *spec* that the loader accepts: nothing, or our bug."""
+    error = next(schema("strict").iter_errors(spec), None)
+    if error is None:
+        return []
+    text = f"the schema refuses what the loader accepts, which is a bug of ours: {error.message}"
+    return [Problem("bug", tuple(error.absolute_path), text)]

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpuruntime cdi list`: the devices that specs define."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from cdi import edits, reasons
+from cdi.registry import Registry
+from gpuruntime.cli import spec_dirs as directories
+from gpuruntime.errors import escape
+
+
+@click.command("list")
+@directories.options
+@click.option("--verbose", "-v", is_flag=True, help="Also show the file and edits of each device.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def list_(
+    spec_dirs: tuple[str, ...],
+    allow_untrusted: bool,  # noqa: FBT001 (click's flags)
+    verbose: bool,  # noqa: FBT001
+    as_json: bool,  # noqa: FBT001
+) -> None:
+    """List the devices that can be asked for, one qualified name a line.
+
+    Files that cannot be used, and names that two files of one directory define, are warned of on
+    standard error.
+    """
+    known = directories.load(spec_dirs, allow_untrusted=allow_untrusted)
+    if as_json:
+        click.echo(json.dumps(as_object(known), indent=2))
+        return
+    for path, errors in known.errors.items():
+        for error in errors:
+            if error.category != "conflict":
+                text = f'"{path}" is not used: {error.category}: {error}'
+                click.echo(f"warning: {escape(text)}", err=True)
+    for name in known.conflicting:
+        text = f'"{name}" does not resolve: {reasons.why_unresolved(known, name)}'
+        click.echo(f"warning: {escape(text)}", err=True)
+    for name in known.devices:
+        click.echo(name)
+        if verbose:
+            _show(known, name)
+    click.echo(f"found {len(known.devices)} CDI devices", err=True)
+
+
+def as_object(known: Registry) -> dict[str, Any]:
+    """Return what `--json` prints of *known*."""
+    return {
+        "devices": [_device(known, name) for name in known.devices],
+        "unresolved": [
+            {"name": name, "reason": reasons.why_unresolved(known, name)}
+            for name in known.conflicting
+        ],
+        "vendors": known.vendors,
+        "classes": known.classes,
+        "files": [
+            {
+                "path": file.path,
+                "kind": file.spec["kind"] if file.spec else None,
+                "cdiVersion": file.spec["cdiVersion"] if file.spec else None,
+                "error": {"category": file.error.category, "message": file.error.message}
+                if file.error
+                else None,
+            }
+            for file in known.files
+        ],
+        "directories": list(known.directories),
+    }
+
+
+def _device(known: Registry, name: str) -> dict[str, Any]:
+    *shadowed, file = known.defining(name)
+    return {
+        "name": name,
+        "file": file.path,
+        "shadows": [other.path for other in shadowed],
+        "edits": edits.describe(known.resolve([name])),
+    }
+
+
+def _show(known: Registry, name: str) -> None:
+    found = _device(known, name)
+    click.echo(f"  file {escape(found['file'])}")
+    for path in found["shadows"]:
+        click.echo(f"  in place of {escape(path)}")
+    for line in found["edits"]:
+        click.echo(f"  {escape(line)}")

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpuruntime cdi transform`: rewrite the paths of a CDI spec."""
+
+from __future__ import annotations
+
+import click
+
+from cdi import generate, store
+from cdi import transform as paths
+from cdi.errors import CdiError
+from cdi.transform import Side
+from cdi.wire import Spec
+from gpuruntime.cli import spec_files
+from gpuruntime.errors import ConfigError, SpecError, escape
+from gpuruntime.trust import may_trust
+
+_ENDINGS = (".json", ".yaml", ".yml")
+
+
+@click.group()
+def transform() -> None:
+    """Rewrite the paths of a CDI spec."""
+
+
+@transform.command()
+@click.option("--from", "old", default="", help="Directory to replace.  [default: /]")
+@click.option("--to", "new", default="", help="What to put in its place.  [default: /]")
+@click.option(
+    "--relative-to",
+    type=click.Choice(["host", "container"]),
+    default="host",
+    show_default=True,
+    help="Whose paths to rewrite.",
+)
+@click.option(
+    "--input", "source", default="-", show_default=True, help='Spec, "-" for standard input.'
+)
+@click.option(
+    "--output", default="-", show_default=True, help='File to write, "-" for standard output.'
+)
+def root(old: str, new: str, relative_to: Side, source: str, output: str) -> None:
+    """Put one directory in place of another in the paths of a spec.
+
+    Only what is that directory or below it changes: /run/nv is not a part of /run/nvidia. With
+    --relative-to host the sources of mounts and device nodes and the programs of hooks are
+    rewritten, with container their destinations; the arguments of a hook on the side where it
+    runs. The version is kept unless the new spec needs a newer one.
+
+    The file is JSON if its name ends in .json, else YAML, as is standard output; .yaml is appended
+    to a name that does not end in .json, .yaml or .yml.
+    """
+    for option, value in (("--from", old), ("--to", new)):
+        if value and not value.startswith("/"):
+            raise ConfigError(
+                f'"{option} {value}" is not absolute', f'name an absolute path with "{option}"'
+            )
+    before = spec_files.load(source or "-")
+    after = paths.transform_root(before, old, new, relative_to=relative_to)
+    if after["cdiVersion"] != before["cdiVersion"]:
+        text = f"the new spec needs version {after['cdiVersion']}, not {before['cdiVersion']}"
+        click.echo(f"warning: {escape(text)}", err=True)
+    if output in ("", "-"):
+        spec_files.write_stdout(generate.encode(after, "yaml"))
+    else:
+        _save(after, output if output.endswith(_ENDINGS) else f"{output}.yaml")
+
+
+def _save(spec: Spec, path: str) -> None:
+    """Write *spec* to *path*; raise SpecError if that cannot be."""
+    try:
+        store.save_document(spec, path, may_trust=may_trust)
+    except CdiError as error:
+        hint = 'name a file in a directory that only you can write to with "--output"'
+        raise SpecError(f'cannot write "{path}": {error}', hint) from error
+    except OSError as error:
+        raise SpecError(
+            f'cannot write "{path}": {error.strerror}',
+            'name another file with "--output", or run as root',
+        ) from error
+    click.echo(f'wrote "{escape(path)}"', err=True)

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What commands that work on single spec files share: reading one, and printing a result."""
+
+from __future__ import annotations
+
+from cdi import document, store, version
+from cdi.errors import CdiError
+from cdi.wire import Spec
+from gpuruntime.errors import SpecError
+
+
+def load(name: str) -> Spec:
+    """Return the checked document of the file *name*, "-" for standard input; raise SpecError.
+
+    Where it claims no version at all, it gets the one that it needs.
+    """
+    called = "standard input" if name == "-" else f'"{name}"'
+    try:
+        found = document.normalise(store.decode(0 if name == "-" else name))
+        if isinstance(found, dict) and not found.get("cdiVersion"):
+            checked = document.check({**found, "cdiVersion": version.KNOWN[-1]})
+            checked["cdiVersion"] = version.minimum(checked)
+            return checked
+        return document.check(found)
+    except CdiError as error:
+        raise SpecError(
+            f"cannot use {called}: {error.category}: {error}",
+            'run "gpuruntime cdi validate" on it to see every problem',
+        ) from error
+    except OSError as error:
+        raise SpecError(
+            f"cannot read {called}: {error.strerror}", "name a file that can be read"
+        ) from error
+
+
+def write_stdout(text: str) -> None:
+    """Write *text* to standard output; raise SpecError if that fails."""
+    try:
+        # Not sys.stdout: what it could not write, it would try again at exit.
+        with open(1, "wb", closefd=False) as stream:
+            stream.write(text.encode())
+    except OSError as error:
+        raise SpecError(
+            f"cannot write to standard output: {error.strerror}", "send it somewhere else"
+        ) from error

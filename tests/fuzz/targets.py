@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fuzz targets: what no input may do to the loader and the injection.
+
+Each target takes random input from a seed and raises if a promise is broken. As a program,
+`targets.py SECONDS` runs all of them for that long, from a seed that it prints.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import json
+import random
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import coverage
+from property import cdi_documents
+
+from cdi import document, generate, registry, yamlio
+from cdi.complete import complete
+from cdi.edits import apply
+from cdi.errors import CdiError
+from cdi.inject import inject
+
+TREE = Path(__file__).parents[2]
+CORPUS = TREE / "tests/data/cdi"
+MAX_KILOBYTES = 200 << 10
+# One second, for a machine that does other things as well.
+MAX_SECONDS = 3.0
+GOOD = {
+    "cdiVersion": "0.5.0",
+    "kind": "good.com/card",
+    "devices": [{"name": "a", "containerEdits": {"env": ["A=b"]}}],
+}
+TOKENS = (
+    *('"', "'", "{", "}", "[", "]", ":", ",", "-", "?", "|", ">", "#", "&a", "*a", "<<", "!", "%"),
+    *(
+        "---\n",
+        "...\n",
+        "\n",
+        "\t",
+        "  ",
+        "\ufeff",
+        "\\",
+        "\\u0000",
+        "\\ud800",
+        "\\/",
+        "\0",
+        "\x85",
+    ),
+    *("null", "~", "y", "0o17", "1e999", "-0", "9" * 40, ".inf", ".nan", "!!str", "!!binary", "é"),
+    *(
+        "cdiVersion",
+        "CDIVERSION",
+        "containerEdits",
+        "devices",
+        "name",
+        "\u2028",
+        "\U0001f600",
+        "//",
+    ),
+)
+
+
+def seeds() -> list[str]:
+    """Return the texts of all specs of the corpus."""
+    texts = {
+        spec["text"]
+        for path in sorted(CORPUS.glob("*.json"))
+        for spec in json.loads(path.read_text()).get("specs", ())
+    }
+    return sorted(text for text in texts if len(text) < 20_000)
+
+
+def mutated(rng: random.Random, texts: list[str]) -> bytes:
+    """Return one of *texts* with some things done to its characters and bytes."""
+    text = rng.choice(texts)
+    for _ in range(rng.randint(1, 6)):
+        at = rng.randrange(len(text) + 1)
+        end = min(len(text), at + rng.randint(0, 12))
+        how = rng.randrange(6)
+        if how == 0:
+            text = text[:at] + text[end:]
+        elif how == 1:
+            text = text[:at] + rng.choice(TOKENS) + text[at:]
+        elif how == 2:
+            text = text[:at] + text[at:end] * rng.randint(2, 40) + text[end:]
+        elif how == 3:
+            other = rng.choice(texts)
+            text = (
+                text[:at]
+                + other[rng.randrange(len(other) + 1) :][: rng.randint(1, 200)]
+                + text[at:]
+            )
+        elif how == 4:
+            text = text[:at] + chr(rng.randrange(1, 0x3000)) + text[end:]
+        else:
+            text = text[:at] + rng.choice(TOKENS) * rng.randint(1, 300) + text[at:]
+    data = bytearray(text[:100_000].encode("utf-8", "surrogatepass"))
+    if data and rng.random() < 0.1:
+        data[rng.randrange(len(data))] = rng.randrange(256)
+    return bytes(data)
+
+
+def load(rng: random.Random, texts: list[str], place: Path) -> None:
+    """Load random files beside a good one: an error each at most, and the good one is there."""
+    files = {f"x.{rng.choice(('json', 'yaml'))}": mutated(rng, texts)}
+    for name, data in files.items():
+        (place / name).write_bytes(data)
+    try:
+        known = registry.load(
+            [str(place)], may_trust=lambda _: True, decode_yaml=yamlio.decode_all
+        )
+        if "good.com/card=a" not in known.devices and "good.com/card=a" not in known.conflicting:
+            raise AssertionError("the good file does not load any more")
+        for path, errors in known.errors.items():
+            if len(errors) > 1 and {error.category for error in errors} != {"conflict"}:
+                raise AssertionError(f"{path}: {errors}")
+            if any("\n" in error.message for error in errors if error.category == "syntax"):
+                raise AssertionError(f"{path}: an error of more than a line")
+        for device in known.devices:
+            apply(_without_nodes(known.resolve([device])), {})
+    finally:
+        for name in files:
+            (place / name).unlink()
+
+
+def _without_nodes(edits: Any) -> Any:
+    return {**edits, "deviceNodes": []}
+
+
+def save(rng: random.Random, texts: list[str], place: Path) -> None:
+    """Write in either form, and read back what was written."""
+    del texts, place
+    spec = document.check(cdi_documents.valid(rng))
+    if document.check(yamlio.decode(yamlio.encode(spec))) != spec:
+        raise AssertionError("YAML")
+    text = generate.encode_json(spec)
+    for found in (registry.decode_json(text), yamlio.decode(text)):
+        if document.check(found) != spec:
+            raise AssertionError("JSON")
+
+
+def twice(rng: random.Random, texts: list[str], place: Path) -> None:
+    """Injecting twice equals once, but for hooks and cgroup rules, which are only appended."""
+    del texts
+    spec = document.check(cdi_documents.valid(rng))
+    path = place / "x.json"
+    path.write_text(generate.encode_json(spec))
+    try:
+        known = registry.load(
+            [str(place)], may_trust=lambda _: True, decode_yaml=yamlio.decode_all
+        )
+    finally:
+        path.unlink()
+    names = [f"{spec['kind']}={device['name']}" for device in spec["devices"]]
+    chosen = rng.sample(names, rng.randint(1, min(3, len(names))))
+    config = random_config(rng)
+    before = copy.deepcopy(config)
+    try:
+        once = inject(known, chosen, config)
+    except CdiError as error:
+        if not error.category.startswith("host-"):
+            raise AssertionError(str(error)) from error
+        edits = {**known.resolve(chosen), "deviceNodes": []}
+        once = copy.deepcopy(config)
+        apply(complete(edits), once)  # type: ignore[arg-type]
+        again = copy.deepcopy(once)
+        apply(complete(edits), again)  # type: ignore[arg-type]
+    else:
+        again = inject(known, chosen, once)
+    if config != before:
+        raise AssertionError("the config that was given has changed")
+    for result in (once, again):
+        result.pop("hooks", None)
+        result.get("linux", {}).get("resources", {}).pop("devices", None)
+        if result.get("mounts"):
+            result["mounts"] = sorted(result["mounts"], key=lambda m: json.dumps(m["destination"]))
+    if json.dumps(_deduplicated(once)) != json.dumps(_deduplicated(again)):
+        raise AssertionError("twice is not once")
+
+
+def _deduplicated(config: Any) -> Any:
+    """Return *config*, of devices and mounts of one path the last only: each may repeat."""
+    result = copy.deepcopy(config)
+    devices = result.get("linux", {}).get("devices")
+    if devices:
+        by_path = {device["path"]: device for device in devices}
+        result["linux"]["devices"] = [by_path[path] for path in sorted(by_path)]
+    if result.get("mounts"):
+        by_destination = {mount["destination"]: mount for mount in result["mounts"]}
+        result["mounts"] = [by_destination[path] for path in sorted(by_destination)]
+    return result
+
+
+def random_config(rng: random.Random) -> dict[str, Any]:
+    """Return an OCI config as engines write them, with sections missing at times."""
+    sections: dict[str, Any] = {
+        "process": {"env": ["PATH=/bin", "A=user", "A=last"], "user": {"uid": 7, "gid": 8}},
+        "mounts": [{"destination": "/proc", "source": "proc"}, {"destination": "/a/b/"}],
+        "linux": {
+            "devices": [{"path": "/dev/null", "type": "c", "major": 1, "minor": 3}],
+            "namespaces": [{"type": rng.choice(("mount", "user"))}],
+            "resources": {"devices": [{"allow": False, "access": "rwm"}]},
+        },
+        "hooks": {"prestart": [{"path": "/x"}]},
+    }
+    return {"ociVersion": "1.2.0", **{k: v for k, v in sections.items() if rng.random() < 0.7}}
+
+
+TARGETS: dict[str, tuple[Callable[[random.Random, list[str], Path], None], list[str]]] = {
+    "load": (load, ["cdi/document.py", "cdi/registry.py", "cdi/yamlio.py", "cdi/quick.py"]),
+    "save": (save, ["cdi/generate.py", "cdi/document.py"]),
+    "twice": (twice, ["cdi/edits.py", "cdi/complete.py", "cdi/inject.py"]),
+}
+
+
+def run(name: str, seed: int, executions: int, seconds: float = 1e9) -> str:
+    """Run a target; return a line of executions and line coverage; raise if it fails."""
+    target, modules = TARGETS[name]
+    texts = seeds()
+    measure = coverage.Coverage(data_file=None, include=[str(TREE / m) for m in modules])
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        (place / "good.json").write_text(json.dumps(GOOD))
+        measure.start()
+        start = time.monotonic()
+        done = 0
+        try:
+            while done < executions and time.monotonic() - start < seconds:
+                _run_once(target, f"{name} {seed} {done}", texts, place)
+                done += 1
+        finally:
+            measure.stop()
+    parts = []
+    for module in modules:
+        _, lines, _, missing, _ = measure.analysis2(str(TREE / module))
+        inside = _lines_of_functions(TREE / module) & set(lines)
+        parts.append(f"{module} {len(inside - set(missing))}/{len(inside)}")
+    return f"fuzz {name}: {done} executions, lines covered: {', '.join(parts)}"
+
+
+def _lines_of_functions(path: Path) -> set[int]:
+    """Return the lines of function bodies: the others run on import, which is not measured."""
+    return {
+        line
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+        for line in range(node.body[0].lineno, (node.end_lineno or 0) + 1)
+    }
+
+
+def _run_once(target: Any, seed: str, texts: list[str], place: Path) -> None:
+    start = time.process_time()
+    try:
+        target(random.Random(seed), texts, place)
+    except Exception as error:
+        raise AssertionError(f"seed {seed!r}: {type(error).__name__}: {error}") from error
+    if time.process_time() - start > MAX_SECONDS:
+        raise AssertionError(f"seed {seed!r}: took {time.process_time() - start:.1f} s")
+    if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > MAX_KILOBYTES * 3:
+        raise AssertionError(f"seed {seed!r}: took much memory")
+
+
+def main() -> None:
+    """Run every target for some seconds."""
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 60
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    for name in TARGETS:
+        print(run(name, seed, 10**9, seconds), flush=True)
+
+
+if __name__ == "__main__":
+    main()
