@@ -197,16 +197,16 @@ def _mounts(
             text = f'the mount on "{inside}" is there already'
             yield Problem("path-repeated", (*here, "containerPath"), text)
         seen.add(inside)
-        if kind in _FILE_SYSTEMS or kind.startswith("fuse."):
-            if not ("bind" in options or "rbind" in options):
+        is_bind = "bind" in options or "rbind" in options
+        if not is_bind:
+            if kind in _FILE_SYSTEMS or kind.startswith("fuse."):
                 # The source of a file system need not be a path.
                 continue
-        elif not ("bind" in options or "rbind" in options):
             what = f'"{kind}" is no file system type' if kind else "there is no type"
             text = f"{what}, and neither bind nor rbind is an option: low-level runtimes refuse it"
             yield Problem("mount-not-bind", here, text)
         yield from _path(source, (*here, "hostPath"))
-        if "ro" not in options and not _is_socket(source, stat_host):
+        if is_bind and "ro" not in options and not _is_socket(source, stat_host):
             text = "it is writable: add ro unless it is a socket or a directory to be written to"
             yield Problem("mount-writable", here, text)
 

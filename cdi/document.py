@@ -129,13 +129,14 @@ def problems(document: object) -> list[Problem]:
         return [Problem("no-data", (), "the document is empty")]
     found: list[Problem] = []
     spec = _fitting("spec", document, (), found)
-    misfits = [problem.path for problem in found]
-    if () not in misfits:
-        found += [
-            problem
-            for problem in _semantics(spec)
-            if not any(_on_one_line(problem.path, path) for path in misfits)
-        ]
+    misfits = {problem.path for problem in found}
+    above = {path[:end] for path in misfits for end in range(len(path))}
+    found += [
+        problem
+        for problem in _semantics(spec)
+        if problem.path not in above
+        and not any(problem.path[:end] in misfits for end in range(len(problem.path) + 1))
+    ]
     return found
 
 
@@ -168,9 +169,9 @@ def _members(table: str, value: dict[str, Any]) -> dict[str, Any]:
     members, folded = TABLES[table], _FOLDED[table]
     result = {}
     # Of names that differ in case only, the one that sorts last by bytes counts.
-    several = len({_fold(key) for key in value}) < len(value)
+    several = len({fold(key) for key in value}) < len(value)
     for key in sorted(value, key=_bytes) if several else value:
-        name = key if key in members else folded.get(_fold(key), key)
+        name = key if key in members else folded.get(fold(key), key)
         if value[key] is None and name in members:
             continue
         result[name] = _normal(members[name], value[key]) if name in members else value[key]
@@ -182,7 +183,8 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _fold(name: str) -> str:
+def fold(name: str) -> str:
+    """Return *name* as member names are compared."""
     # Go folds by Unicode's simple rules, which know one more letter for s (and K for k, as lower).
     return name.replace("\u017f", "s").lower()
 
@@ -273,12 +275,6 @@ def _fitting_members(table: str, value: object, path: Path, found: list[Problem]
             text = f'the format has no member "{key}" here'
             found.append(Problem("unknown-field", (*path, key), text))
     return result
-
-
-def _on_one_line(one: Path, other: Path) -> bool:
-    """Tell whether one path leads to or below the other."""
-    common = min(len(one), len(other))
-    return one[:common] == other[:common]
 
 
 def _semantics(spec: Spec) -> Iterator[Problem]:

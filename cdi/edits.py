@@ -34,16 +34,21 @@ def describe(edits: Edits) -> list[str]:
     """Return one line for each thing that *edits* would do."""
     return [
         *(f"env {entry}" for entry in edits.get("env") or ()),
-        *(
-            f"device {node['path']} {node.get('type', '?')} "
-            f"{node.get('major', 0)}:{node.get('minor', 0)} {node.get('permissions', 'rwm')}"
-            for node in edits.get("deviceNodes") or ()
-        ),
+        *(_describe_node(node) for node in edits.get("deviceNodes") or ()),
         *(f"net device {item['hostInterfaceName']}" for item in edits.get("netDevices") or ()),
         *(f"mount {m['hostPath']} on {m['containerPath']}" for m in edits.get("mounts") or ()),
         *(f"hook {hook['hookName']} {hook['path']}" for hook in edits.get("hooks") or ()),
         *(f"group {gid}" for gid in edits.get("additionalGids") or ()),
     ]
+
+
+def _describe_node(node: DeviceNode) -> str:
+    words = ["device", node["path"]]
+    if node.get("hostPath", node["path"]) != node["path"]:
+        words += ["from", node["hostPath"]]
+    if "type" in node:
+        words += [node["type"], f"{node.get('major', 0)}:{node.get('minor', 0)}"]
+    return " ".join([*words, node.get("permissions") or "rwm"])
 
 
 def apply(edits: Edits, config: OciConfig) -> None:

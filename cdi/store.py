@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from cdi import document, generate, yamlio
 from cdi.errors import CdiError
 from cdi.registry import DEFAULT_DIRECTORIES, ENDINGS, MAX_SPEC_BYTES
-from cdi.wire import Spec
 
 SPEC_MODE = 0o644
 DIRECTORY_MODE = 0o755
@@ -27,16 +26,11 @@ DIRECTORY_MODE = 0o755
 _TEMPORARY = re.compile(r"spec\.[0-9a-f]{16}\.tmp\Z")
 
 
-def load(source: str | int) -> Spec:
-    """Return the checked document of the file *source*, a path or a descriptor to read.
+def read(source: str | int) -> str:
+    """Return the text of the file *source*, a path or a descriptor to read.
 
-    Raises CdiError with the category for which a loader refuses the file, and OSError.
+    Raises CdiError "syntax" for what is no file, too long or no UTF-8, and OSError.
     """
-    return document.check(decode(source))
-
-
-def decode(source: str | int) -> object:
-    """Return the document of the file *source*, unchecked; raise CdiError and OSError."""
     if isinstance(source, int):
         data = _read(source)
     else:
@@ -51,10 +45,9 @@ def decode(source: str | int) -> object:
     if len(data) > MAX_SPEC_BYTES:
         raise CdiError("syntax", f"larger than {MAX_SPEC_BYTES} bytes")
     try:
-        text = data.decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise CdiError("syntax", f"no UTF-8 at byte {error.start}") from error
-    return yamlio.decode(text)
 
 
 def save_spec(

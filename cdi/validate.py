@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import jsonschema
 
-from cdi import advice, document, registry, yamlio
+from cdi import advice, document, yamlio
 from cdi.annotations import annotation_problems
 from cdi.document import Problem
 from cdi.errors import CdiError
@@ -34,8 +34,8 @@ MAX_FINDINGS = 1000
 MAX_SCHEMA_CHARS = 128 << 10
 
 _SCHEMAS = os.path.join(os.path.dirname(__file__), "schema")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _LINE = re.compile(r"line (\d+): ")
-_ESCAPE = re.compile(r"\\(?:(/)|([uU][dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +52,14 @@ class Finding:
     message: str
 
 
-def validate(
-    text: str, filename: str, *, stat_host: Callable[[str], os.stat_result] | None = None
-) -> list[Finding]:
+def validate(text: str, stat_host: Callable[[str], os.stat_result] | None = None) -> list[Finding]:
     """Return everything to say about the spec *text*, by line; no error means that it loads.
 
-    The ending of *filename* decides, as for the loader, whether *text* may be JSON. *stat_host*
-    asks the host for files that the spec names; None leaves the host out.
+    *stat_host* asks the host for files that the spec names; None leaves the host out.
     """
     lines: dict[Path, int] = {}
     try:
-        written = decode(text, filename, lines)
+        written = yamlio.decode(text, lines)
     except CdiError as error:
         return [_undecoded(error, text)]
     spec = document.normalise(written)
@@ -71,15 +68,12 @@ def validate(
     if not problems:
         warnings += advice.check_version(spec)
         problems += _disagreement(spec) if len(text) <= MAX_SCHEMA_CHARS else ()
-    if not lines and (problems or warnings):
-        lines = _json_lines(text)
     places = _Places(written, lines)
     found = [
         Finding(places.line(problem.path), severity, *_told(problem))
         for severity, those in (("error", problems), ("warning", warnings))
         for problem in those[:MAX_FINDINGS]
     ]
-    found += _escapes(text) if _is_json(filename) else ()
     found.sort(key=lambda finding: finding.line or 0)
     for severity, count in (("error", len(problems)), ("warning", len(warnings))):
         if count > MAX_FINDINGS:
@@ -94,7 +88,7 @@ def reference_verdict(text: str, filename: str) -> bool:
     It judges what is written, where the loader converts: `name: 7` loads, and is not valid.
     """
     try:
-        written: Any = decode(text, filename)
+        written: Any = yamlio.decode(text)
     except CdiError:
         return False
     if not schema("reference").is_valid(written):
@@ -114,49 +108,16 @@ def schema(name: str) -> jsonschema.Draft7Validator:
         return jsonschema.Draft7Validator(json.load(stream))
 
 
-def _is_json(filename: str) -> bool:
-    """Tell whether *filename* is for text that is JSON before it is YAML: all but YAML's own."""
-    return not filename.endswith((".yaml", ".yml"))
-
-
-def decode(text: str, filename: str, lines: dict[Path, int] | None = None) -> object:
-    """Return the document of *text* as the loader decodes it; raise CdiError for none.
-
-    *lines* is filled if it is decoded as YAML.
-    """
-    if _is_json(filename):
-        try:
-            return registry.decode_json(text)
-        except ValueError:
-            pass
-        except RecursionError:
-            raise CdiError("syntax", "nested too deeply") from None
-    return yamlio.decode(text, lines)
-
-
 def _undecoded(error: CdiError, text: str) -> Finding:
-    """Return *error* with its line, which a JSON decoder does not tell."""
-    if not _LINE.match(error.message):
-        try:
-            yamlio.decode(text)
-        except CdiError as other:
-            if other.category == error.category:
-                error = other
+    """Return *error* with its line."""
     found = _LINE.match(error.message)
-    line, message = (
-        (int(found[1]), error.message[found.end() :]) if found else (None, error.message)
-    )
+    line, message = None, error.message
+    if found:
+        line, message = int(found[1]), message[found.end() :]
+    elif control := _CONTROL.search(text):
+        # The one thing of which the YAML decoder does not tell the line.
+        line = text.count("\n", 0, control.start()) + 1
     return Finding(line, "error", error.category, "", message)
-
-
-def _json_lines(text: str) -> dict[Path, int]:
-    """Return path → line of JSON, which nearly always is YAML as well; of what was read if not."""
-    lines: dict[Path, int] = {}
-    try:
-        yamlio.decode(text, lines)
-    except CdiError:
-        pass
-    return lines
 
 
 def _told(problem: Problem) -> tuple[str, str, str]:
@@ -189,7 +150,7 @@ class _Places:
                 if spelled[-1:] != ("annotations",):
                     if id(value) not in self.winners:
                         self.winners[id(value)] = _winners(value)
-                    here = self.winners[id(value)].get(_fold(str(step)), step)
+                    here = self.winners[id(value)].get(document.fold(str(step)), step)
                 value = value.get(here)
             elif isinstance(value, list) and isinstance(step, int) and step < len(value):
                 value = value[step]
@@ -199,14 +160,10 @@ class _Places:
         return spelled
 
 
-def _fold(name: str) -> str:
-    return name.replace("\u017f", "s").lower()
-
-
 def _winners(members: dict[str, Any]) -> dict[str, str]:
     """Return folded name → name as written of *members*; of two, the one that counts."""
     by_bytes = sorted(members, key=lambda name: name.encode("utf-8", "surrogatepass"))
-    return {_fold(name): name for name in by_bytes if members[name] is not None}
+    return {document.fold(name): name for name in by_bytes if members[name] is not None}
 
 
 def _conversions(written: object, spec: object) -> Iterator[Problem]:
@@ -217,16 +174,19 @@ def _conversions(written: object, spec: object) -> Iterator[Problem]:
 
 
 def _turned(written: Any, read: Any, path: Path) -> Iterator[Problem]:  # noqa: ANN401 (JSON)
+    if written is read:
+        # As all that the format does not know, however deep it is.
+        return
     if isinstance(read, dict) and isinstance(written, dict):
         in_map = path[-1:] == ("annotations",)
         winners = _winners(written)
         for name in written:
-            winner = winners.get(_fold(name), name)
+            winner = winners.get(document.fold(name), name)
             if winner != name and not in_map:
                 text = f'"{name}" does not count: "{winner}" is there too'
                 yield Problem("shadowed-member", (*path, name), text)
         for name, value in read.items():
-            spelled = name if in_map else winners.get(_fold(name), name)
+            spelled = name if in_map else winners.get(document.fold(name), name)
             yield from _turned(written.get(spelled), value, (*path, name))
     elif isinstance(read, list) and isinstance(written, list):
         for i, (one, other) in enumerate(zip(written, read, strict=True)):
@@ -234,19 +194,6 @@ def _turned(written: Any, read: Any, path: Path) -> Iterator[Problem]:  # noqa: 
     elif isinstance(read, str) and isinstance(written, (bool, int, float)):
         text = f'without quotes it is no string, and is read as "{read}"'
         yield Problem("converted-scalar", path, text)
-
-
-def _escapes(text: str) -> Iterator[Finding]:
-    """Yield what JSON may write and readers in Go, which take it for YAML, refuse."""
-    escapes = {1: 'the escape "\\/"', 2: "a surrogate escape"}
-    seen: dict[int, list[int]] = {}
-    for match in _ESCAPE.finditer(text):
-        if match.lastindex:
-            seen.setdefault(match.lastindex, []).append(match.start())
-    for kind, starts in seen.items():
-        line = text.count("\n", 0, starts[0]) + 1
-        message = f"{escapes[kind]} ({len(starts)} in the file) is refused by readers in Go"
-        yield Finding(line, "warning", "json-escape", "", message)
 
 
 def _disagreement(spec: object) -> list[Problem]:

@@ -10,9 +10,11 @@ import sys
 import click
 
 from cdi import generate as document
-from cdi import store, yamlio
+from cdi import store
 from cdi.errors import CdiError
+from cdi.wire import Spec
 from gpuruntime import plan
+from gpuruntime.cli import spec_files
 from gpuruntime.discover.inventory import discover
 from gpuruntime.errors import ConfigError, SpecError, escape
 from gpuruntime.trust import may_trust
@@ -53,12 +55,19 @@ _ENDINGS = {".json": "json", ".yaml": "yaml", ".yml": "yaml"}
     envvar=["GPURUNTIME_CDI_HOOK_PATH", "NVIDIA_CTK_CDI_HOOK_PATH"],
     help="Path of gpu-cdi-hook on the hosts that use the spec.  [default: the installed one]",
 )
+@click.option(
+    "--max-spec-version",
+    envvar="GPURUNTIME_CDI_MAX_SPEC_VERSION",
+    metavar="VERSION",
+    help="Leave out what this version of the format does not have.",
+)
 def generate(
     driver_root: str,
     dev_root: str | None,
     output: str,
     format_: str | None,
     hook_path: str | None,
+    max_spec_version: str | None,
 ) -> None:
     """Write a CDI spec of this machine's GPUs.
 
@@ -74,27 +83,31 @@ def generate(
         spec = document.spec(KIND, plan.devices(inventory), common)
     except CdiError as error:
         raise SpecError(f"the generated spec is invalid: {error}") from error
+    if max_spec_version:
+        spec = _lowered(spec, max_spec_version)
     ending = _ENDINGS.get(os.path.splitext(output)[1].lower())
     chosen = (format_ or ending or "yaml").lower()
     if ending and chosen != ending:
         click.echo(f'warning: {chosen} is written to "{escape(output)}"', err=True)
-    text = document.encode_json(spec) if chosen == "json" else yamlio.encode(spec)
+    text = document.encode(spec, chosen)
     if output == "-":
-        _print(text)
+        spec_files.write_stdout(text)
     else:
         _save(output if ending else f"{output}.{chosen}", text, len(inventory.gpus))
 
 
-def _print(text: str) -> None:
+def _lowered(spec: Spec, max_version: str) -> Spec:
+    """Return *spec* for readers of *max_version*, warning of what it lacks; raise SpecError."""
     try:
-        # Not sys.stdout: what it could not write, it would try again at exit.
-        with open(1, "wb", closefd=False) as stream:
-            stream.write(text.encode())
-    except OSError as error:
+        lowered, dropped = document.lower(spec, max_version)
+    except CdiError as error:
         raise SpecError(
-            f"cannot write to standard output: {error.strerror}",
-            'name a file with "--output"',
+            f"the spec cannot be written for version {max_version}: {error}",
+            'leave out "--max-spec-version", or name a newer one',
         ) from error
+    for line in dropped:
+        click.echo(f"warning: left out of {escape(line)}", err=True)
+    return lowered
 
 
 def _save(path: str, text: str, gpu_count: int) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from dataclasses import asdict
 
 import click
 
+from cdi import store
 from cdi import validate as checks
 from cdi.errors import CdiError
-from cdi.registry import ENDINGS, MAX_SPEC_BYTES
+from cdi.registry import ENDINGS
 from cdi.validate import Finding
 from gpuruntime.cli import spec_files
 from gpuruntime.errors import escape
@@ -47,49 +47,16 @@ def _count(number: int, noun: str) -> str:
 
 def _findings(name: str) -> list[Finding]:
     try:
-        text = _read(name)
+        text = store.read(0 if name == "-" else name)
     except CdiError as error:
         return [Finding(None, "error", error.category, "", error.message)]
-    found = checks.validate(text, name, stat_host=os.stat)
+    except OSError as error:
+        return [Finding(None, "error", "syntax", "", f"cannot read it: {error.strerror}")]
+    found = checks.validate(text, os.stat)
     if name != "-" and not name.endswith(ENDINGS):
         message = f"in a spec directory only files ending in {' or '.join(ENDINGS)} are read"
         found.insert(0, Finding(None, "warning", "file-name", "", message))
     return found
-
-
-def _read(name: str) -> str:
-    """Return the text of the file *name*; raise CdiError if it is none, or too long."""
-    try:
-        if name == "-":
-            data = _read_up_to(0)
-        else:
-            # O_NONBLOCK: a FIFO must not hang us.
-            fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                if not stat.S_ISREG(os.fstat(fd).st_mode):
-                    raise CdiError("syntax", "not a regular file")
-                data = _read_up_to(fd)
-            finally:
-                os.close(fd)
-    except OSError as error:
-        raise CdiError("syntax", f"cannot read it: {error.strerror}") from error
-    if len(data) > MAX_SPEC_BYTES:
-        raise CdiError("syntax", f"larger than {MAX_SPEC_BYTES} bytes")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise CdiError("syntax", f"no UTF-8 at byte {error.start}") from error
-
-
-def _read_up_to(fd: int) -> bytes:
-    """Return what *fd* holds, or one byte more than a spec may have."""
-    data = bytearray()
-    while len(data) <= MAX_SPEC_BYTES:
-        chunk = os.read(fd, MAX_SPEC_BYTES + 1 - len(data))
-        if not chunk:
-            break
-        data += chunk
-    return bytes(data)
 
 
 def _line(name: str, finding: Finding) -> str:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from cdi import document, store, version
+from cdi import document, store, version, yamlio
 from cdi.errors import CdiError
 from cdi.wire import Spec
 from gpuruntime.errors import SpecError
@@ -16,7 +16,7 @@ def load(name: str) -> Spec:
     """
     called = "standard input" if name == "-" else f'"{name}"'
     try:
-        found = document.normalise(store.decode(0 if name == "-" else name))
+        found = document.normalise(yamlio.decode(store.read(0 if name == "-" else name)))
         if isinstance(found, dict) and not found.get("cdiVersion"):
             checked = document.check({**found, "cdiVersion": version.KNOWN[-1]})
             checked["cdiVersion"] = version.minimum(checked)

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -222,8 +222,8 @@ def host_nodes() -> dict[str, list[str]]:
     return found
 
 
-def main() -> None:
-    """Play the scenario that the command line names."""
+def main(scenarios: Mapping[str, Callable[..., dict[str, Any]]]) -> None:
+    """Play the one of *scenarios* that the command line names."""
     if "SIMHOST" not in os.environ:
         sys.exit("scenario: run this on the simulated host: simhost.py run -- scenario.py NAME")
     # Where Debian has the daemons, and not everybody's PATH.
@@ -231,7 +231,7 @@ def main() -> None:
     WORK.mkdir()
     run("mount", "-t", "tmpfs", "-o", "mode=755", "work", WORK)
     try:
-        found = SCENARIOS[sys.argv[1]](*sys.argv[2:])
+        found = scenarios[sys.argv[1]](*sys.argv[2:])
     except FailedError as error:
         sys.exit(f"scenario: {error}")
     found["namespace"] = os.readlink("/proc/self/ns/pid")
@@ -240,4 +240,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(SCENARIOS)

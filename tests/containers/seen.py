@@ -71,17 +71,17 @@ class Seen:
         )
 
 
-def command(*scenario: str) -> list[str]:
+def command(*scenario: str, program: Path = HERE / "scenario.py") -> list[str]:
     """Return the command line that plays *scenario* (name, devices) on a fresh simulated host."""
-    inside = [sys.executable, str(HERE / "scenario.py"), *scenario]
+    inside = [sys.executable, str(program), *scenario]
     return [sys.executable, str(SIMHOST), "run", "--", *inside]
 
 
-def play(*scenario: str) -> dict[str, Any]:
-    """Play *scenario* and return what it found; the machine must then be as it was."""
+def play(*scenario: str, program: Path = HERE / "scenario.py") -> dict[str, Any]:
+    """Play *scenario* of *program* and return what it found; the machine must be as it was."""
     before = machine.of_machine()
     host = subprocess.Popen(
-        command(*scenario),
+        command(*scenario, program=program),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

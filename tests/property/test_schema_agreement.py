@@ -6,12 +6,13 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from property import cdi_documents as documents
 
-from cdi import document, validate
+from cdi import document, registry, validate, yamlio
 from cdi.document import Problem
 
 pytestmark = pytest.mark.property
@@ -59,9 +60,9 @@ def vars_of(problem: Problem) -> tuple[str, str, str]:
     return problem.category, document.place(problem.path), problem.message
 
 
-def findings(name: str, text: str) -> list[str]:
+def findings(text: str) -> list[str]:
     """Return the categories of the errors that `validate` finds."""
-    return [f.category for f in validate.validate(text, name) if f.severity == "error"]
+    return [f.category for f in validate.validate(text) if f.severity == "error"]
 
 
 @pytest.mark.parametrize("category", CATEGORIES)
@@ -73,11 +74,11 @@ def test_a_document_with_one_thing_wrong_is_refused_for_it(
     for number in range(EACH):
         name, text = documents.broken(rng, category)
         told = f"{category} {number}: {name}: {text[:4000]}"
-        errors = findings(name, text)
+        errors = findings(text)
         if category in ("syntax", "duplicate-key"):
             assert errors == [category], told
         else:
-            spec = document.normalise(validate.decode(text, name))
+            spec = document.normalise(yamlio.decode(text))
             problems = assert_agree(spec, told)
             assert problems[0].category == category, (told, vars_of(problems[0]))
             assert category in errors, told
@@ -93,9 +94,9 @@ def test_valid_documents_pass_both() -> None:
         spec = documents.valid(rng)
         name, text = documents.as_text(rng, documents.written(rng, spec))
         told = f"valid {number}: {name}: {text}"
-        assert document.normalise(validate.decode(text, name)) == spec, told
+        assert document.normalise(yamlio.decode(text)) == spec, told
         assert not assert_agree(spec, told), told
-        assert not findings(name, text), told
+        assert not findings(text), told
 
 
 def test_two_things_wrong_get_one_verdict() -> None:
@@ -122,6 +123,31 @@ def test_junk_in_a_document_gets_one_verdict() -> None:
         spec = document.normalise(documents.battered(rng))
         verdicts[not assert_agree(spec, f"battered {number}: {spec}")] += 1
     # Neither outcome is an accident of the generator.
+    assert min(verdicts[True], verdicts[False]) >= BATTERED / 20, verdicts
+
+
+def test_validate_says_what_the_loader_says(tmp_path: Path) -> None:
+    """About any text: an error if, and only if, it is refused, and every error on a line."""
+    rng = random.Random(SEED + 3)
+    verdicts: Counter[bool] = Counter()
+    for _ in range(BATTERED):
+        name, text = documents.as_text(rng, documents.written(rng, documents.valid(rng)))
+        if rng.random() < 0.7:
+            start = rng.randrange(len(text))
+            stop = start + rng.choice((0, 1, 5))
+            junk = rng.choice(("", '"', "}", ",", "null", "- ", "\n", "*a", "\0", "\\", ": "))
+            text = text[:start] + junk + text[stop:]
+        errors = [f for f in validate.validate(text) if f.severity == "error"]
+        path = tmp_path / name
+        path.write_bytes(text.encode())
+        known = registry.load(
+            [str(tmp_path)], may_trust=lambda _: True, decode_yaml=yamlio.decode_all
+        )
+        path.unlink()
+        loads = not known.errors
+        assert loads == (not errors), (name, text, errors)
+        assert all(error.line or error.category == "no-data" for error in errors), (name, text)
+        verdicts[loads] += 1
     assert min(verdicts[True], verdicts[False]) >= BATTERED / 20, verdicts
 
 

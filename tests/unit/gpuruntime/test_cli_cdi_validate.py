@@ -98,10 +98,9 @@ def test_standard_input_is_a_file_too() -> None:
     """JSON or YAML, with or without a byte order mark."""
     assert run("-", stdin=GOOD).returncode == 0
     assert run("-", stdin=b"\xef\xbb\xbf" + GOOD.encode()).returncode == 0
-    done = run("-", stdin='{"kind": 7,\n "x": "\\/"}')
+    done = run("-", stdin='{"kind": 7,\n "x": "y"}')
     assert "-:1: error: vendor: kind:" in done.stdout
     assert "-:2: error: unknown-field: x:" in done.stdout
-    assert "-:2: warning: json-escape:" in done.stdout
 
 
 @pytest.mark.parametrize(

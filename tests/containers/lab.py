@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`lab.py NAME [FORM]`: have an engine read the lab's CDI spec (labspec.py), written by us.
+
+For the simulated host, as scenario.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import image
+import labspec
+from drivers import Podman
+from scenario import WORK, main, nothing_left, without_unified
+
+from cdi import generate, inject, registry, store, yamlio
+from cdi.errors import CdiError
+from gpuruntime.trust import may_trust
+
+STATIC, DYNAMIC = registry.DEFAULT_DIRECTORIES
+LAB = labspec.Lab(WORK)
+OPENED = ["/bin/busybox", "sh", "-c"]
+
+
+class Recorded(Podman):
+    """podman, with a low-level runtime that keeps each config.json and then is crun."""
+
+    def __init__(self, work: Path) -> None:
+        super().__init__(work)
+        self.configs = work / "configs"
+        self.configs.mkdir()
+        self.runtime = work / "crun"
+        # What the engine itself wrote: crun's own changes to the config stay in its memory.
+        self.runtime.write_text(
+            "#!/bin/sh\n"
+            "bundle= last=\n"
+            'for word; do [ "$last" = --bundle ] && bundle=$word; last=$word; done\n'
+            f'[ -z "$bundle" ] || cp "$bundle/config.json" {shlex.quote(str(self.configs))}/"$last"\n'
+            'exec crun "$@"\n'
+        )
+        self.runtime.chmod(0o755)
+
+    def attempt(self, names: list[str], *words: str, script: str) -> dict[str, Any]:
+        """Run *script* in a container that has the devices *names*; return what came of it."""
+        options = self.words(None)
+        options += [word for name in names for word in ("--device", name)]
+        done = self.client(
+            *("--runtime", self.runtime, "run", "--rm", *options, *words),
+            *(image.NAME, "/bin/busybox", "sh", "-c", script),
+            check=False,
+        )
+        found = {"status": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
+        for file in self.configs.iterdir():
+            # The container's id is in its paths, and differs.
+            found["config"] = json.loads(file.read_text().replace(file.name, "ID"))
+            file.unlink()
+        return found
+
+
+def load() -> registry.Registry:
+    """Return what our own library finds in the directories that podman reads."""
+    return registry.load(
+        registry.DEFAULT_DIRECTORIES, may_trust=may_trust, decode_yaml=yamlio.decode_all
+    )
+
+
+def save(name: str, document: Any, directory: str = STATIC) -> str:
+    """Write a spec with our store; return its path."""
+    return store.save_spec(document, name, [directory], may_trust=may_trust)
+
+
+# Options of `podman run` that meet what the devices bring.
+USERS = {
+    "root": [],
+    "user": ["--user", "1234:1235"],
+    "own": [
+        *("--env", "LAB_COMMON=user", "--env", "LAB_OWN=kept", "--workdir", "/tmp"),
+        *("--volume", f"{WORK}/lab:/lab/single", "--volume", f"{WORK}/lab:/lab:ro"),
+        *("--tmpfs", "/lab/hooks", "--device", "/dev/lab0:/dev/lab0:r"),
+    ],
+}
+
+
+def values(_: str, form: str) -> dict[str, Any]:
+    """Give containers all of the lab's devices, from a spec of *form*."""
+    LAB.prepare()
+    path = save(f"lab.{form}", generate.spec(labspec.KIND, LAB.devices(), LAB.common()))
+    without_unified()
+    engine = Recorded(WORK)
+    found: dict[str, Any] = {"text": Path(path).read_text(), "work": str(WORK)}
+    with engine.started():
+        # What podman makes for itself at its first container is there then.
+        engine.attempt([], script="true")
+        with nothing_left(found):
+            seen = engine.attempt(labspec.names(), script=labspec.script())
+            found["seen"] = {**seen, "hooks": LAB.hooks_seen()}
+        found["users"] = {name: compare(engine, words) for name, words in USERS.items()}
+    return found
+
+
+def compare(engine: Recorded, words: list[str]) -> dict[str, Any]:
+    """Return podman's config without the devices, with them, and ours made of the first."""
+    without = engine.attempt([], *words, script="true")
+    its = engine.attempt(labspec.names(), *words, script="true")
+    ours = inject.inject(load(), labspec.names(), without["config"])
+    return {"without": without, "its": its, "ours": ours}
+
+
+def folders(_: str) -> dict[str, Any]:
+    """Ask for devices that are defined twice, or beside a file that is broken."""
+    without_unified()
+
+    def spec(**devices: str) -> Any:
+        entries = [(name, {"env": [f"LAB={text}"]}) for name, text in devices.items()]
+        return generate.spec(labspec.KIND, entries, {})
+
+    save("low.yaml", spec(both="/etc/cdi", low="low", twice="low file"))
+    save("same.json", spec(twice="same file", same="same"))
+    save("high.json", spec(both="/var/run/cdi", high="high"), DYNAMIC)
+    save("clean.json", spec(twice="once here"), DYNAMIC)
+    Path(STATIC, "broken.yaml").write_text(f'cdiVersion: "0.5.0"\nkind: {labspec.KIND}\nx: 1\n')
+    # Of the higher directory: the lower definition stays in force.
+    Path(DYNAMIC, "broken.json").write_text(
+        json.dumps(spec(low="broken")).replace("0.3.0", "0.9.0")
+    )
+    engine = Recorded(WORK)
+    found: dict[str, Any] = {"podman": {}, "library": {}}
+    with engine.started(), nothing_left(found):
+        for name in ("both", "low", "same", "high", "twice", "none", "low:rwm"):
+            qualified = f"{labspec.KIND}={name}"
+            done = engine.attempt([qualified], script='echo "$LAB"')
+            found["podman"][name] = [done["status"], done["stdout"].strip(), done["stderr"]]
+            try:
+                found["library"][name] = load().resolve([qualified])["env"][-1]
+            except CdiError as error:
+                found["library"][name] = error.category
+    found["errors"] = sorted(load().errors)
+    return found
+
+
+if __name__ == "__main__":
+    main({f"values-{form}": partial(values, form=form) for form in ("json", "yaml")} | {"folders": folders})
