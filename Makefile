@@ -14,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find cdi gpuruntime hooks -name '*.py')
 
-.PHONY: help setup packages needs-root demo test lint unit conformance perf fuzz clean driver-root
+.PHONY: help setup packages needs-root demo test lint unit conformance perf fuzz test-newer-engines clean driver-root
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s'|'
@@ -68,6 +68,10 @@ test: lint ## lint and every test that can run here
 
 unit: setup ## the tests that need neither root nor containers
 	@$(BIN)/python -m pytest -m 'not system and not engine'
+
+test-newer-engines: setup ## newer podman, docker and containerd, unpacked from newer Debian suites, read our specs
+	@PYTHONPATH=tests $(BIN)/python tests/newer_engines/fetch.py
+	@$(BIN)/python -m pytest tests/newer_engines
 
 conformance: setup ## run a folder of CDI cases: make conformance CASES=DIR
 	@PYTHONPATH=tests $(BIN)/python tests/conformance/cases.py '$(or $(CASES),tests/data/cdi)'

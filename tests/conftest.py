@@ -19,12 +19,13 @@ PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 # The tiers that a machine may be unable to run, and what a test without arguments needs.
 PRIVILEGED = {
     "system": ("runc", "crun"),
+    "newer_engines": (),
     "engine": ("dockerd", "docker", "containerd", "ctr", "podman"),
 }
 TIERS = ("unit", "property", "conformance", *PRIVILEGED)
 OUTCOMES = {"passed": "passed", "failed": "failed", "error": "failed", "skipped": "skipped"}
 
-pytest.register_assert_rewrite("containers.seen")
+pytest.register_assert_rewrite("containers.seen", "containers.labspec")
 tier_by_test: dict[str, str] = {}
 
 
@@ -84,7 +85,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("tiers")
     for tier in TIERS:
         shown = ", ".join(f"{counts[tier, o]} {o}" for o in ("passed", "failed", "skipped"))
-        terminalreporter.write_line(f"{tier:11} {shown}")
+        terminalreporter.write_line(f"{tier:13} {shown}")
     for category in OUTCOMES:
         for report in terminalreporter.stats.get(category, []):
             for name, line in getattr(report, "user_properties", ()):

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import image
 
@@ -76,6 +76,12 @@ def daemon(log: Path, *command: object) -> Iterator[None]:
     finally:
         process.terminate()
         process.wait(DEADLINE_S)
+
+
+def _process_names() -> Iterator[str]:
+    for directory in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            yield (directory / "comm").read_text().strip()
 
 
 def environment(devices: str | None) -> list[str]:
@@ -159,6 +165,8 @@ class Bundle:
 class Docker:
     """A dockerd of its own that knows our runtime by path, as an administrator configures it."""
 
+    settings: ClassVar[dict[str, Any]] = {"runtimes": {"gpuruntime": {"path": OURS}}}
+
     def __init__(self, work: Path) -> None:
         self.work = work
         self.socket = f"unix://{work}/docker.sock"
@@ -167,15 +175,14 @@ class Docker:
     def started(self) -> Iterator[None]:
         """Run dockerd, with the image loaded, while in the context."""
         settings = self.work / "daemon.json"
-        settings.write_text(json.dumps({"runtimes": {"gpuruntime": {"path": OURS}}}))
+        settings.write_text(json.dumps(self.settings))
         command = [
             *("dockerd", "--config-file", settings, "-H", self.socket),
             *("--data-root", self.work / "data", "--exec-root", self.work / "exec"),
             *("--pidfile", self.work / "docker.pid", "--iptables=false", "--ip6tables=false"),
             *("--bridge=none", "--storage-driver=overlay2"),
         ]
-        root = image.make_root(self.work / "image")
-        archive = image.make_archive(root, self.work / "image.tar")
+        archive = image.archive_in(self.work)
         with daemon(self.work / "dockerd.log", *command):
             until(lambda: self.client("version", check=False).returncode == 0)
             self.client("load", "--input", archive)
@@ -213,8 +220,7 @@ class Containerd:
             'disabled_plugins = ["io.containerd.grpc.v1.cri"]\n'
             f'[grpc]\naddress = "{self.work}/containerd.sock"\n'
         )
-        root = image.make_root(self.work / "image")
-        archive = image.make_archive(root, self.work / "image.tar")
+        archive = image.archive_in(self.work)
         with daemon(self.work / "containerd.log", "containerd", "--config", settings):
             until(lambda: self.client("version", check=False).returncode == 0)
             self.client("images", "import", archive)
@@ -236,12 +242,17 @@ class Containerd:
 
 
 class Podman:
-    """podman, which reads the CDI spec itself; of ours there is only the hook."""
+    """podman, which reads the CDI spec itself; of ours there is only the hook.
 
-    def __init__(self, work: Path) -> None:
+    *proc_driver*: its containers show /proc/driver.
+    """
+
+    def __init__(self, work: Path, *, proc_driver: bool = True) -> None:
         self.work = work
         hooks = work / "hooks"
         hooks.mkdir()
+        if not proc_driver:
+            return
         # What a kernel driver does by itself: its entries in every container's /proc.
         fakeproc = run(sys.executable, SIMHOST, "fakeproc").stdout.strip()
         hook = {
@@ -255,8 +266,7 @@ class Podman:
     @contextlib.contextmanager
     def started(self) -> Iterator[None]:
         """Load the image."""
-        root = image.make_root(self.work / "image")
-        self.client("load", "--input", image.make_archive(root, self.work / "image.tar"))
+        self.client("load", "--input", image.archive_in(self.work))
         yield
 
     def client(self, *words: object, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -268,6 +278,10 @@ class Podman:
             *("--hooks-dir", self.work / "hooks", *words),
             check=check,
         )
+
+    def settle(self) -> None:
+        """Wait for what podman still does when `run --rm` has returned."""
+        until(lambda: not any(name in ("conmon", "podman") for name in _process_names()))
 
     def words(self, devices: str | None) -> list[str]:
         """Return the options of `podman run` for a container that asks for *devices*."""

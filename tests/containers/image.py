@@ -51,6 +51,14 @@ def make_root(root: Path) -> Path:
     return root
 
 
+def archive_in(work: Path) -> Path:
+    """Return the image archive in *work*, made if it is not there."""
+    archive = work / "image.tar"
+    if archive.exists():
+        return archive
+    return make_archive(make_root(work / "image"), archive)
+
+
 def make_archive(root: Path, archive: Path) -> Path:
     """Write *root* as an image archive (Docker's format, which every engine reads)."""
     layer = io.BytesIO()

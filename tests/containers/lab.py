@@ -6,9 +6,10 @@ For the simulated host, as scenario.py.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import shlex
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,13 @@ from gpuruntime.trust import may_trust
 
 STATIC, DYNAMIC = registry.DEFAULT_DIRECTORIES
 LAB = labspec.Lab(WORK)
-OPENED = ["/bin/busybox", "sh", "-c"]
 
 
 class Recorded(Podman):
     """podman, with a low-level runtime that keeps each config.json and then is crun."""
 
     def __init__(self, work: Path) -> None:
-        super().__init__(work)
+        super().__init__(work, proc_driver=False)
         self.configs = work / "configs"
         self.configs.mkdir()
         self.runtime = work / "crun"
@@ -40,10 +40,18 @@ class Recorded(Podman):
             "#!/bin/sh\n"
             "bundle= last=\n"
             'for word; do [ "$last" = --bundle ] && bundle=$word; last=$word; done\n'
-            f'[ -z "$bundle" ] || cp "$bundle/config.json" {shlex.quote(str(self.configs))}/"$last"\n'
+            f"cd {shlex.quote(str(self.configs))} || exit\n"
+            '[ -z "$bundle" ] || cp "$bundle/config.json" "$last"\n'
             'exec crun "$@"\n'
         )
         self.runtime.chmod(0o755)
+
+    @contextlib.contextmanager
+    def started(self) -> Iterator[None]:
+        """Load the image; what podman makes for itself at its first container is there then."""
+        with super().started():
+            self.attempt([], script="true")
+            yield
 
     def attempt(self, names: list[str], *words: str, script: str) -> dict[str, Any]:
         """Run *script* in a container that has the devices *names*; return what came of it."""
@@ -54,6 +62,7 @@ class Recorded(Podman):
             *(image.NAME, "/bin/busybox", "sh", "-c", script),
             check=False,
         )
+        self.settle()
         found = {"status": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
         for file in self.configs.iterdir():
             # The container's id is in its paths, and differs.
@@ -80,22 +89,20 @@ USERS = {
     "user": ["--user", "1234:1235"],
     "own": [
         *("--env", "LAB_COMMON=user", "--env", "LAB_OWN=kept", "--workdir", "/tmp"),
-        *("--volume", f"{WORK}/lab:/lab/single", "--volume", f"{WORK}/lab:/lab:ro"),
+        *("--volume", f"{WORK}/lab/other:/lab/single", "--volume", f"{WORK}/lab:/lab:ro"),
         *("--tmpfs", "/lab/hooks", "--device", "/dev/lab0:/dev/lab0:r"),
     ],
 }
 
 
-def values(_: str, form: str) -> dict[str, Any]:
+def values(form: str) -> dict[str, Any]:
     """Give containers all of the lab's devices, from a spec of *form*."""
     LAB.prepare()
-    path = save(f"lab.{form}", generate.spec(labspec.KIND, LAB.devices(), LAB.common()))
+    save(f"lab.{form}", generate.spec(labspec.KIND, LAB.devices(), LAB.common()))
     without_unified()
     engine = Recorded(WORK)
-    found: dict[str, Any] = {"text": Path(path).read_text(), "work": str(WORK)}
+    found: dict[str, Any] = {"work": str(WORK)}
     with engine.started():
-        # What podman makes for itself at its first container is there then.
-        engine.attempt([], script="true")
         with nothing_left(found):
             seen = engine.attempt(labspec.names(), script=labspec.script())
             found["seen"] = {**seen, "hooks": LAB.hooks_seen()}
@@ -107,11 +114,18 @@ def compare(engine: Recorded, words: list[str]) -> dict[str, Any]:
     """Return podman's config without the devices, with them, and ours made of the first."""
     without = engine.attempt([], *words, script="true")
     its = engine.attempt(labspec.names(), *words, script="true")
-    ours = inject.inject(load(), labspec.names(), without["config"])
-    return {"without": without, "its": its, "ours": ours}
+    # What a hook of root's has written, another user's cannot write again.
+    LAB.hooks_seen()
+    devices = partial(inject.inject, load(), labspec.names())
+    return {
+        "without": without,
+        "its": its,
+        "ours": devices(without["config"]),
+        "appended": devices({})["process"]["env"],
+    }
 
 
-def folders(_: str) -> dict[str, Any]:
+def folders() -> dict[str, Any]:
     """Ask for devices that are defined twice, or beside a file that is broken."""
     without_unified()
 
@@ -144,4 +158,7 @@ def folders(_: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main({f"values-{form}": partial(values, form=form) for form in ("json", "yaml")} | {"folders": folders})
+    main(
+        {f"values-{form}": partial(values, form=form) for form in ("json", "yaml")}
+        | {"folders": folders}
+    )

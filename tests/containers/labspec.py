@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A CDI spec of no GPU, and what a container that has all its devices must see of it; pure.
+"""A CDI spec of no GPU, and what a container that has all its devices must see of it.
 
 It is made of what readers get wrong: strings that YAML 1.1 takes for something else, characters
 that need an escape, nodes that are given in full, in part or not at all.
@@ -16,18 +16,47 @@ from pathlib import Path
 from typing import Any
 
 KIND = "lab.example/sensor"
+# Of a spec that needs 0.7.0: a dot in the class, annotations, groups.
+NEWER_KIND = "lab.example/sensor.v2"
+NEWER_ANNOTATIONS = {"lab.example/on": "no", "lab.example/since": "2024-01-01"}
+NEWER_EDITS = {"env": ["LAB_NEWER=yes"], "additionalGids": [4321]}
+NEWER_SCRIPT = 'echo "$LAB_NEWER"; /bin/busybox id -G'
 # Each is a number, a boolean, a date, nothing or another string to a reader of plain YAML.
-NAMES = ("y", "on", "null", "true", "7", "0x10", "0o7", "1_000", "1e3", "1.0", "1:30", "2024-01-01")
+NAMES = (
+    "y",
+    "on",
+    "null",
+    "true",
+    "7",
+    "0x10",
+    "0o7",
+    "1_000",
+    "1e3",
+    "1.0",
+    "1:30",
+    "2024-01-01",
+)
 STRINGS = (
     *(*NAMES, "n", "no", "off", "~", "", " ", ".inf", "<<", "=", "-", "012", "+1", "1.50"),
     *("it's", 'a "quoted" word', "back\\slash \\n \\u0041", "a\ttab", "two\nlines\n", "cr\rend"),
     *("# comment", "a # comment", "a: b", "- item", "{x}", "[y]", "&anchor", "*alias", "!tag"),
     *("%d", "@at", "`tick`", "| text", "> text", "? key", "a=b=c", "/etc//x", " both ends "),
-    *("é", "\N{GRINNING FACE}", "日本", "\x7f", "\x85", "\u2028", "\ufeff", "\x1b[1m", "</script>"),
+    *(
+        "é",
+        "\N{GRINNING FACE}",
+        "日本",
+        "\x7f",
+        "\x85",
+        "\u2028",
+        "\ufeff",
+        "\x1b[1m",
+        "</script>",
+    ),
 )
 # Of a device that no driver is behind: opening it gives ENXIO, if the cgroup allows that.
 MAJOR = 195
 ALLOWED = "No such device or address"
+GIVEN = "/dev/lab/given"
 REFUSED = "Operation not permitted"
 READ_ONLY = "Read-only file system"
 STAGES = (
@@ -36,11 +65,13 @@ STAGES = (
 )
 HOOK_ENVIRONMENT = [f"LAB_HOOK_{index}={text}" for index, text in enumerate(STRINGS)]
 # All that it was given, told by the process itself: its argv, with argv[0], and its environment.
+# It opens both before it starts another program, and by `self`: createContainer hooks are in the
+# container's PID namespace, while /proc is still the host's.
 _HOOK = (
-    "b=/bin/busybox; $b cat >/dev/null; "
-    'for part in cmdline environ; do $b base64 /proc/$$/$part | $b tr -d "\\n"; echo; done >"$1"'
+    "b=/bin/busybox; exec 3</proc/self/cmdline 4</proc/self/environ; $b cat >/dev/null; "
+    'for fd in 3 4; do $b base64 <&$fd | $b tr -d "\\n"; echo; done >"$1"'
 )
-_ODD_NAME = "it's an \N{GRINNING FACE} \\ \"odd\" é name"
+_ODD_NAME = 'it\'s an \N{GRINNING FACE} \\ "odd" é name'
 
 
 @dataclass(frozen=True)
@@ -60,7 +91,10 @@ class Lab:
         data.mkdir(parents=True)
         (data / "file").write_text("of the directory")
         (self.work / "lab" / "single").write_text("of the file")
+        (self.work / "lab" / "other").write_text("of the user")
         self.hooks.mkdir()
+        # One of them runs in the container, as its user.
+        self.hooks.chmod(0o777)
         for name, kind, mode, minor, owner in (
             ("lab0", stat.S_IFCHR, 0o640, 100, 3),
             ("lab1", stat.S_IFCHR, 0o606, 101, 0),
@@ -105,8 +139,14 @@ class Lab:
                     {"path": "/dev/lab/writes", "hostPath": "/dev/lab2", "permissions": "w"},
                     {"path": "/dev/lab-pipe"},
                     {
-                        **{"path": "/dev/lab/given", "type": "c", "major": MAJOR, "minor": 77},
-                        **{"fileMode": 0o640, "uid": 7, "gid": 8, "permissions": "rw"},
+                        "path": GIVEN,
+                        "type": "c",
+                        "major": MAJOR,
+                        "minor": 77,
+                        "fileMode": 0o640,
+                        "uid": 7,
+                        "gid": 8,
+                        "permissions": "rw",
                     },
                 ]
             },
@@ -114,15 +154,19 @@ class Lab:
         }
 
     def _hook(self, stage: str) -> Any:
-        # This one runs inside, where the directory is mounted.
-        place = "/lab/hooks" if stage == "startContainer" else str(self.hooks)
         return {
             "hookName": stage,
             "path": "/bin/busybox",
-            "args": hook_arguments(f"{place}/{stage}"),
+            "args": self.hook_arguments(stage),
             "env": HOOK_ENVIRONMENT,
             "timeout": 20,
         }
+
+    def hook_arguments(self, stage: str) -> list[str]:
+        """Return the argv of the hook of *stage*: odd strings behind what it needs."""
+        # This one runs inside, where the directory is mounted.
+        place = "/lab/hooks" if stage == "startContainer" else str(self.hooks)
+        return ["sh", "-c", _HOOK, "lab", f"{place}/{stage}", *STRINGS]
 
     def hooks_seen(self) -> dict[str, list[list[str]]]:
         """Return, by stage, the argv and the environment that the hooks were given."""
@@ -133,18 +177,13 @@ class Lab:
         return found
 
 
-def hook_arguments(output: str) -> list[str]:
-    """Return the argv of a hook that writes to *output*: odd strings behind what it needs."""
-    return ["sh", "-c", _HOOK, "lab", output, *STRINGS]
-
-
 def names() -> list[str]:
     """Return the qualified names of all devices of the spec."""
     return [f"{KIND}={name}" for name, _ in Lab(Path("/")).devices()]
 
 
 def script() -> str:
-    """Return the program of a container that has all devices: what it sees, as `parse` reads it."""
+    """Return the program of a container with all devices: it tells what it sees to `parse`."""
     odd = f"/lab/{_ODD_NAME}"
     lines = [
         "b=/bin/busybox",
@@ -163,7 +202,7 @@ def script() -> str:
         ),
         "$b grep ' /lab/tmp ' /proc/mounts | tell tmp",
     ]
-    for path in _NODES:
+    for path in NODES:
         word = path.rpartition("/")[2]
         lines += [
             f"$b stat -c '%F %t:%T %a %u:%g' {path} | tell node-{word}",
@@ -178,10 +217,6 @@ def script() -> str:
 
 
 _FILES = {"single": "/lab/single", "directory": f"/lab/{_ODD_NAME}/file"}
-_NODES = (
-    *("/dev/full", "/dev/lab0", "/dev/lab/reads", "/dev/lab/writes", "/dev/lab-pipe"),
-    "/dev/lab/given",
-)
 
 
 def parse(output: str) -> dict[str, str]:
@@ -190,9 +225,63 @@ def parse(output: str) -> dict[str, str]:
     return {name: base64.b64decode(text).decode() for name, _, text in pairs}
 
 
-def environment(seen: dict[str, str]) -> list[str]:
-    """Return the variables of the container's first process."""
-    return seen["environ"].split("\0")[:-1]
+def assert_environment(seen: dict[str, str]) -> None:
+    """Assert that the container's process has each variable of the spec exactly, in order."""
+    environment = seen["environ"].split("\0")[:-1]
+    assert [entry for entry in environment if entry.startswith("LAB_")] == [
+        "LAB_COMMON=yes",
+        "LAB_TWICE=last",
+        *(f"LAB_NAME_{index}={name}" for index, name in enumerate(NAMES)),
+        *(f"LAB_{index}={text}" for index, text in enumerate(STRINGS)),
+    ]
+
+
+def assert_nodes(seen: dict[str, str], *, host_modes: bool = False) -> None:
+    """Assert that the container has the nodes, and may do with them what the spec says.
+
+    *host_modes*: where the spec has none, the mode is the host's, as libraries since 1.1.0 have
+    it; else it is what low-level runtimes choose.
+    """
+    for path, (host_mode, facts, reads, writes) in _NODES_SEEN.items():
+        word = path.rpartition("/")[2]
+        mode = f"{host_mode if host_modes or path == GIVEN else 0o666:o}"
+        assert seen[f"node-{word}"].strip() == facts.format(mode=mode)
+        for way, answer in (("read", reads), ("write", writes)):
+            if answer is not None:
+                # The shell says what it wanted to do before that.
+                assert seen[f"{way}-{word}"].strip().rpartition(": ")[2] == answer, path
+
+
+# Mode on the host or as given; type, numbers (in base 16) and owner; what opening it gives.
+_NODES_SEEN = {
+    "/dev/full": (0o666, "character special file 1:7 {mode} 0:0", "", ""),
+    "/dev/lab0": (0o640, "character special file c3:64 {mode} 0:0", ALLOWED, ALLOWED),
+    "/dev/lab/reads": (0o606, "character special file c3:65 {mode} 0:0", ALLOWED, REFUSED),
+    "/dev/lab/writes": (0o600, "block special file c3:66 {mode} 0:0", REFUSED, ALLOWED),
+    "/dev/lab-pipe": (0o620, "fifo 0:0 {mode} 0:0", None, None),
+    GIVEN: (0o640, "character special file c3:4d {mode} 7:8", ALLOWED, ALLOWED),
+}
+NODES = frozenset(_NODES_SEEN)
+
+
+def assert_mounts(seen: dict[str, str]) -> None:
+    """Assert that the container has the mounts, and that read-only ones are."""
+    assert seen["single"] == "of the file"
+    assert seen["directory"] == "of the directory"
+    for name in ("write-single", "write-directory"):
+        assert seen[name].strip().endswith(f": {READ_ONLY}")
+    assert seen["write-tmp"] == ""
+    assert {"size=64k", "mode=711"} <= set(seen["tmp"].split()[3].split(","))
+
+
+def assert_hooks(seen: dict[str, list[list[str]]], lab: Lab) -> None:
+    """Assert that the hooks of all stages ran, with their argv and environment exactly."""
+    for stage in STAGES:
+        argv, environment = seen[stage]
+        assert argv == lab.hook_arguments(stage)
+        # A shell's own variables are not in what it was started with.
+        assert environment == HOOK_ENVIRONMENT
+    assert set(seen) == set(STAGES)
 
 
 def _mount(source: object, target: str, options: list[str]) -> Any:

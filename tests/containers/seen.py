@@ -7,6 +7,7 @@ import json
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,30 +72,37 @@ class Seen:
         )
 
 
-def command(*scenario: str, program: Path = HERE / "scenario.py") -> list[str]:
+def command(
+    *scenario: str, program: Path = HERE / "scenario.py", host: Sequence[str] = ()
+) -> list[str]:
     """Return the command line that plays *scenario* (name, devices) on a fresh simulated host."""
     inside = [sys.executable, str(program), *scenario]
-    return [sys.executable, str(SIMHOST), "run", "--", *inside]
+    return [sys.executable, str(SIMHOST), "run", *host, "--", *inside]
 
 
-def play(*scenario: str, program: Path = HERE / "scenario.py") -> dict[str, Any]:
-    """Play *scenario* of *program* and return what it found; the machine must be as it was."""
+def play(
+    *scenario: str, program: Path = HERE / "scenario.py", host: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Play *scenario* of *program* and return what it found; the machine must be as it was.
+
+    *host*: options of the simulated host.
+    """
     before = machine.of_machine()
-    host = subprocess.Popen(
-        command(*scenario, program=program),
+    process = subprocess.Popen(
+        command(*scenario, program=program, host=host),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     try:
-        output, errors = host.communicate(timeout=TIMEOUT_S)
+        output, errors = process.communicate(timeout=TIMEOUT_S)
     except BaseException:
-        host.kill()
-        host.communicate()
+        process.kill()
+        process.communicate()
         raise
-    assert host.returncode == 0, errors
-    assert machine.groups_of(host.pid) == []
+    assert process.returncode == 0, errors
+    assert machine.groups_of(process.pid) == []
     assert machine.differences(before, machine.of_machine, lost=False) == []
     found: dict[str, Any] = json.loads(output)
     assert machine.processes_in(found["namespace"]) == []
