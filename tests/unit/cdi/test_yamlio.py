@@ -18,7 +18,7 @@ RESERVED = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
 TEXT = st.text("ab:#-'\"\\\n\té😀\x85\u2028 ", max_size=8)
 MEMBER = st.from_regex(r"[a-z]{1,8}", fullmatch=True).filter(lambda key: key not in RESERVED)
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | TEXT,
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(MEMBER, inner, max_size=3),
     max_leaves=8,
 )
