@@ -76,8 +76,9 @@ test-newer-engines: setup ## newer podman, docker and containerd, unpacked from 
 conformance: setup ## run a folder of CDI cases: make conformance CASES=DIR
 	@PYTHONPATH=tests $(BIN)/python tests/conformance/cases.py '$(or $(CASES),tests/data/cdi)'
 
-perf: setup ## print what loading CDI specs costs, in instructions
+perf: setup ## print what loading and generating CDI specs costs, in instructions
 	@$(BIN)/python tests/perf/cdi_load.py
+	@$(BIN)/python tests/perf/generate.py
 
 fuzz: setup ## run the fuzz targets longer: make fuzz SECONDS=60
 	@PYTHONPATH=tests $(BIN)/python tests/fuzz/targets.py '$(or $(SECONDS),60)'

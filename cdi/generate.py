@@ -28,8 +28,6 @@ _KEPT: dict[str, frozenset[str]] = {
     "hook": frozenset({"hookName", "path", "timeout"}),
     "rdt": frozenset(),
 }
-# In a string, YAML takes these for a line break or refuses them; JSON has them as they are.
-_ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -148,12 +146,11 @@ def encode(checked: Spec, format_: str) -> str:
 def encode_json(document_: Spec) -> str:
     """Return *document_* as one line of JSON, in a form that every reader takes.
 
-    No escaped slash and no surrogate escapes: readers that take JSON for YAML 1.1 refuse them.
     Raises CdiError "syntax" for a string that UTF-8 cannot hold.
     """
-    text = json.dumps(document_, ensure_ascii=False, separators=(",", ":"))
+    text = yamlio.as_json(document_)
     _refuse_surrogates(text)
-    return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n"
+    return text + "\n"
 
 
 def _refuse_surrogates(text: str) -> None:

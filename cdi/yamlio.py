@@ -7,6 +7,7 @@ scalars than the readers in Go (`y`, `0o17`, `1e3`, `1:30`), and objects that JS
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -236,48 +237,46 @@ def _plain(text: str) -> object:
 
 
 _MEMBERS = {member for table in document.TABLES.values() for member in table}
+# In a string, YAML takes these for a line break or refuses them; JSON has them as they are.
+_UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
-class _Dumper(yaml.SafeDumper):
-    """Every string in double quotes: `y`, `0o7` or `1e3` would be read as something else."""
+def as_json(value: object) -> str:
+    """Return *value* as a line of JSON that is YAML as well, and the same to readers of either.
 
-    def ignore_aliases(self, data: object) -> bool:
-        """Write every value out: some readers cap or refuse aliases."""
-        del data
-        return True
-
-
-class _Key(str):
-    """A member of the format; written plain, since none is a word that YAML reads otherwise."""
-
-    __slots__ = ()
-
-
-_Dumper.add_representer(
-    str, lambda dumper, data: dumper.represent_scalar("tag:yaml.org,2002:str", data, style='"')
-)
-_Dumper.add_representer(
-    _Key, lambda dumper, data: dumper.represent_scalar("tag:yaml.org,2002:str", str(data))
-)
+    No escaped slash and no surrogate escapes: readers that take JSON for YAML 1.1 refuse them.
+    """
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def encode(document_: object) -> str:
-    """Return *document_* as one YAML document in the order of its members, beginning `---`."""
-    return yaml.dump(
-        _with_keys(document_),
-        Dumper=_Dumper,
-        sort_keys=False,
-        explicit_start=True,
-        allow_unicode=True,
-        width=10_000,
-    )
+    """Return *document_* as one YAML document in the order of its members, beginning `---`.
+
+    Every string is in double quotes: `y`, `0o7` or `1e3` would be read as something else. Not
+    by PyYAML's writer, which costs ten times as much; in this form, scalars are those of JSON.
+    """
+    return "\n".join(["---", *_lines(document_), ""])
 
 
-def _with_keys(value: object) -> object:
-    if isinstance(value, dict):
-        return {
-            _Key(key) if key in _MEMBERS else key: _with_keys(item) for key, item in value.items()
-        }
-    if isinstance(value, list):
-        return [_with_keys(item) for item in value]
-    return value
+def _lines(value: object) -> list[str]:
+    """Return *value* in block style; members and items that are empty in flow style."""
+    if isinstance(value, dict) and value:
+        lines = []
+        for key, item in value.items():
+            name = key if key in _MEMBERS else as_json(key)
+            inside = _lines(item)
+            if not item or not isinstance(item, (dict, list)):
+                lines.append(f"{name}: {inside[0]}")
+            elif isinstance(item, dict):
+                lines += [f"{name}:", *(f"  {line}" for line in inside)]
+            else:
+                lines += [f"{name}:", *inside]
+        return lines
+    if isinstance(value, list) and value:
+        lines = []
+        for item in value:
+            first, *rest = _lines(item)
+            lines += [f"- {first}", *(f"  {line}" for line in rest)]
+        return lines
+    return [as_json(value)]

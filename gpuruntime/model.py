@@ -10,81 +10,186 @@ from __future__ import annotations
 from gpuruntime.record import Record
 
 
+class MigDevice(Record):
+    """A compute instance of a GPU; *index* is NVML's, among those of its GPU."""
+
+    __slots__ = ("compute_instance", "gpu_instance", "index", "uuid")
+
+    def __init__(self, *, index: int, uuid: str, gpu_instance: int, compute_instance: int) -> None:
+        self.index = index
+        self.uuid = uuid
+        self.gpu_instance = gpu_instance
+        self.compute_instance = compute_instance
+
+
 class Gpu(Record):
-    """A full GPU. *minor* is that of its node /dev/nvidia<minor>; *index* is NVML's order."""
+    """A full GPU.
 
-    __slots__ = ("index", "minor", "name", "uuid")
+    *minor* is that of its node /dev/nvidia<minor>; *index* is NVML's order. *bus_id* is as sysfs
+    spells it, `0000:1a:00.0`, or "" if NVML does not tell. With *mig_enabled* it is used through
+    its *mig_devices* only.
+    """
 
-    def __init__(self, *, index: int, uuid: str, minor: int, name: str) -> None:
+    __slots__ = ("bus_id", "index", "mig_devices", "mig_enabled", "minor", "name", "uuid")
+
+    def __init__(
+        self,
+        *,
+        index: int,
+        uuid: str,
+        minor: int,
+        name: str,
+        bus_id: str = "",
+        mig_enabled: bool = False,
+        mig_devices: tuple[MigDevice, ...] = (),
+    ) -> None:
         self.index = index
         self.uuid = uuid
         self.minor = minor
         self.name = name
-
-
-class Library(Record):
-    """A versioned driver library; *dev_link* is the name of its `.so` link, or ""."""
-
-    __slots__ = ("abi", "container_path", "dev_link", "host_path", "soname")
-
-    def __init__(
-        self, *, host_path: str, container_path: str, soname: str, abi: str, dev_link: str = ""
-    ) -> None:
-        self.host_path = host_path
-        self.container_path = container_path
-        self.soname = soname
-        self.abi = abi
-        self.dev_link = dev_link
-
-
-class Binary(Record):
-    """A program of the driver."""
-
-    __slots__ = ("container_path", "host_path")
-
-    def __init__(self, *, host_path: str, container_path: str) -> None:
-        self.host_path = host_path
-        self.container_path = container_path
+        self.bus_id = bus_id
+        self.mig_enabled = mig_enabled
+        self.mig_devices = mig_devices
 
 
 class Node(Record):
-    """A device node."""
+    """A device node. *group* is the group that may use it where not everybody may, else 0."""
 
-    __slots__ = ("container_path", "host_path")
+    __slots__ = ("container_path", "group", "host_path")
 
-    def __init__(self, *, host_path: str, container_path: str) -> None:
+    def __init__(self, *, host_path: str, container_path: str, group: int = 0) -> None:
         self.host_path = host_path
         self.container_path = container_path
+        self.group = group
 
 
-class Inventory(Record):
-    """One machine: its driver's version and files, its GPUs (gpu, node), its control nodes.
+class GpuNodes(Record):
+    """A GPU and its nodes: its own, those of DRM, and per MIG device the two that grant it.
 
-    *problems* are sentences about what was left out and why.
+    *links* are `TARGET::LINK`, the by-path names of DRM nodes.
+    """
+
+    __slots__ = ("drm", "gpu", "links", "mig", "node")
+
+    def __init__(
+        self,
+        *,
+        gpu: Gpu,
+        node: Node,
+        drm: tuple[Node, ...] = (),
+        links: tuple[str, ...] = (),
+        mig: tuple[tuple[MigDevice, Node, Node], ...] = (),
+    ) -> None:
+        self.gpu = gpu
+        self.node = node
+        self.drm = drm
+        self.links = links
+        self.mig = mig
+
+
+class Library(Record):
+    """A driver library.
+
+    *capability* is the one that it is for, "" if it is for each. *needed* are the SONAMEs that it
+    asks the loader for. *dev_link* is the name of its `.so` link, or ""; *links* are further
+    links, `TARGET::LINK`.
     """
 
     __slots__ = (
-        "binaries",
-        "control_nodes",
-        "driver_version",
-        "gpus",
-        "libraries",
-        "problems",
+        *("abi", "capability", "container_path", "dev_link", "host_path"),
+        *("links", "needed", "soname"),
     )
 
     def __init__(
         self,
         *,
-        driver_version: str,
-        gpus: tuple[tuple[Gpu, Node], ...],
-        control_nodes: tuple[Node, ...],
-        libraries: tuple[Library, ...],
-        binaries: tuple[Binary, ...],
-        problems: tuple[str, ...],
+        host_path: str,
+        container_path: str,
+        soname: str,
+        abi: str,
+        capability: str = "",
+        needed: tuple[str, ...] = (),
+        dev_link: str = "",
+        links: tuple[str, ...] = (),
     ) -> None:
-        self.driver_version = driver_version
+        self.host_path = host_path
+        self.container_path = container_path
+        self.soname = soname
+        self.abi = abi
+        self.capability = capability
+        self.needed = needed
+        self.dev_link = dev_link
+        self.links = links
+
+
+class File(Record):
+    """Another file or directory of the driver.
+
+    *kind* is "binary", "config", "firmware", "xorg" (a module), or "ipc" (a socket or a directory
+    of them, which the container must be able to write to). *capability* and *links* are as those
+    of a Library.
+    """
+
+    __slots__ = ("capability", "container_path", "host_path", "kind", "links")
+
+    def __init__(
+        self,
+        *,
+        kind: str,
+        host_path: str,
+        container_path: str,
+        capability: str = "",
+        links: tuple[str, ...] = (),
+    ) -> None:
+        self.kind = kind
+        self.host_path = host_path
+        self.container_path = container_path
+        self.capability = capability
+        self.links = links
+
+
+class Driver(Record):
+    """The user space of one driver version below a driver root.
+
+    *problems* are sentences about what is missing or was left out, and why.
+    """
+
+    __slots__ = ("files", "libraries", "problems", "version")
+
+    def __init__(
+        self,
+        *,
+        version: str,
+        libraries: tuple[Library, ...],
+        files: tuple[File, ...],
+        problems: tuple[str, ...] = (),
+    ) -> None:
+        self.version = version
+        self.libraries = libraries
+        self.files = files
+        self.problems = problems
+
+
+class Inventory(Record):
+    """One machine: its driver, its GPUs with their nodes, its control nodes.
+
+    *management_nodes* are all nodes of the driver, for who looks after the GPUs. *problems* say
+    which GPUs or MIG devices were left out, and why.
+    """
+
+    __slots__ = ("control_nodes", "driver", "gpus", "management_nodes", "problems")
+
+    def __init__(
+        self,
+        *,
+        driver: Driver,
+        gpus: tuple[GpuNodes, ...],
+        control_nodes: tuple[Node, ...],
+        management_nodes: tuple[Node, ...] = (),
+        problems: tuple[str, ...] = (),
+    ) -> None:
+        self.driver = driver
         self.gpus = gpus
         self.control_nodes = control_nodes
-        self.libraries = libraries
-        self.binaries = binaries
+        self.management_nodes = management_nodes
         self.problems = problems

@@ -18,8 +18,13 @@ from hooks import state, update_container
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import FrameType
 
+    from hooks import classic
+
+# The incumbent's hooks that a spec may name one by one.
+CLASSIC = ("create-symlinks", "update-ldcache", "disable-device-node-modification")
 DEADLINE_S = 10
 # When the child that could not even say so is left.
 LAST_DEADLINE_S = DEADLINE_S + 1
@@ -92,11 +97,17 @@ def attend(child: int, report: int, program: str) -> int:
 def run(arguments: list[str], program: str) -> None:
     """Plan and execute the hook named by the first of *arguments*; raise GpuRuntimeError."""
     name = arguments[0] if arguments else ""
-    if name != update_container.NAME:
+    operations: Sequence[classic.Operation]
+    if name == update_container.NAME:
+        operations = update_container.plan(arguments[1:])
+    elif name in CLASSIC:
+        from hooks import classic  # noqa: PLC0415 (our own specs never need it)
+
+        operations = classic.plan(name, arguments[1:])
+    else:
         # A spec written by a newer version must not keep containers from starting.
         _say(f'{program}: warning: there is no hook "{escape(name)}", nothing is done')
         return
-    operations = update_container.plan(arguments[1:])
     root = state.open_root(state.read_bundle(0))
     for operation in operations:
         operation.execute(root, lambda text: _say(f"{program}: warning: {escape(text)}"))

@@ -13,6 +13,7 @@ COMMANDS = {
     "generate": ("gpuruntime.cli.cdi_generate", "generate", "Write a spec of the GPUs here."),
     "inject": ("gpuruntime.cli.cdi_inject", "inject", "Add devices to an OCI config."),
     "list": ("gpuruntime.cli.cdi_list", "list_", "List the devices that specs define."),
+    "refresh": ("gpuruntime.cli.cdi_refresh", "refresh", "Write the spec again if need be."),
     "transform": ("gpuruntime.cli.cdi_transform", "transform", "Rewrite the paths of a spec."),
     "validate": ("gpuruntime.cli.cdi_validate", "validate", "Check specs, naming every problem."),
 }

@@ -4,38 +4,26 @@
 from __future__ import annotations
 
 import os
-import shutil
-import sys
+from typing import Any
 
 import click
 
-from cdi import generate as document
+from cdi import generate as producer
 from cdi import store
 from cdi.errors import CdiError
 from cdi.wire import Spec
-from gpuruntime import plan
-from gpuruntime.cli import spec_files
-from gpuruntime.discover.inventory import discover
-from gpuruntime.errors import ConfigError, SpecError, escape
+from gpuruntime.cli import generator, spec_files, stamp
+from gpuruntime.discover import fingerprint
+from gpuruntime.discover.fingerprint import Fingerprint
+from gpuruntime.errors import SpecError, escape
+from gpuruntime.model import Inventory
 from gpuruntime.trust import may_trust
 
-KIND = "nvidia.com/gpu"
 _ENDINGS = {".json": "json", ".yaml": "yaml", ".yml": "yaml"}
 
 
 @click.command()
-@click.option(
-    "--driver-root",
-    default="/",
-    show_default=True,
-    envvar=["GPURUNTIME_DRIVER_ROOT", "NVIDIA_CTK_DRIVER_ROOT"],
-    help="Directory below which the driver is installed.",
-)
-@click.option(
-    "--dev-root",
-    envvar=["GPURUNTIME_DEV_ROOT", "NVIDIA_CTK_DEV_ROOT"],
-    help='Directory whose "dev" holds the device nodes.  [default: the driver root]',
-)
+@generator.options
 @click.option(
     "--output",
     default="-",
@@ -49,70 +37,52 @@ _ENDINGS = {".json": "json", ".yaml": "yaml", ".yml": "yaml"}
     envvar=["GPURUNTIME_CDI_FORMAT", "NVIDIA_CTK_CDI_GENERATE_OUTPUT_FORMAT"],
     help="Format of the spec.  [default: by the ending of --output, else yaml]",
 )
-@click.option(
-    "--hook-path",
-    "--nvidia-cdi-hook-path",
-    envvar=["GPURUNTIME_CDI_HOOK_PATH", "NVIDIA_CTK_CDI_HOOK_PATH"],
-    help="Path of gpu-cdi-hook on the hosts that use the spec.  [default: the installed one]",
-)
-@click.option(
-    "--max-spec-version",
-    envvar="GPURUNTIME_CDI_MAX_SPEC_VERSION",
-    metavar="VERSION",
-    help="Leave out what this version of the format does not have.",
-)
-def generate(
-    driver_root: str,
-    dev_root: str | None,
-    output: str,
-    format_: str | None,
-    hook_path: str | None,
-    max_spec_version: str | None,
-) -> None:
+def generate(output: str, format_: str | None, **given: Any) -> None:  # noqa: ANN401 (click's)
     """Write a CDI spec of this machine's GPUs.
 
     Devices are named by index, by UUID and "all". A consumer reads the files ending in .json or
-    .yaml in /etc/cdi and /var/run/cdi.
+    .yaml in /etc/cdi and /var/run/cdi. The last line on standard error sums up what was found.
     """
+    chosen = generator.checked(**given)
     output = output or "-"
-    inventory = discover(driver_root or "/", dev_root or driver_root or "/")
-    for problem in inventory.problems:
-        click.echo(f"warning: {escape(problem)}", err=True)
-    common = plan.common_edits(inventory, _hook_path(hook_path))
-    try:
-        spec = document.spec(KIND, plan.devices(inventory), common)
-    except CdiError as error:
-        raise SpecError(f"the generated spec is invalid: {error}") from error
-    if max_spec_version:
-        spec = _lowered(spec, max_spec_version)
     ending = _ENDINGS.get(os.path.splitext(output)[1].lower())
-    chosen = (format_ or ending or "yaml").lower()
-    if ending and chosen != ending:
-        click.echo(f'warning: {chosen} is written to "{escape(output)}"', err=True)
-    text = document.encode(spec, chosen)
+    format_ = (format_ or ending or "yaml").lower()
+    if ending and format_ != ending:
+        click.echo(f'warning: {format_} is written to "{escape(output)}"', err=True)
+    # Before the discovery: what changes meanwhile is to be seen by the next refresh.
+    found = fingerprint.read(chosen.driver_root, chosen.dev_root, chosen.library_search_paths)
+    inventory = generator.discover(chosen)
+    warn(inventory)
+    spec = generator.document(chosen, inventory)
+    text = encode(spec, format_, inventory, found)
     if output == "-":
         spec_files.write_stdout(text)
     else:
-        _save(output if ending else f"{output}.{chosen}", text, len(inventory.gpus))
+        path = output if ending else f"{output}.{format_}"
+        changed = save(path, text)
+        stamp.write(path, text, inventory.driver.version, found, chosen)
+        click.echo(f'{"wrote" if changed else "unchanged"} "{escape(path)}"', err=True)
+    click.echo(escape(generator.summary(inventory, spec)), err=True)
 
 
-def _lowered(spec: Spec, max_version: str) -> Spec:
-    """Return *spec* for readers of *max_version*, warning of what it lacks; raise SpecError."""
+def warn(inventory: Inventory) -> None:
+    """Tell on standard error what was left out."""
+    for problem in (*inventory.problems, *inventory.driver.problems):
+        click.echo(f"warning: {escape(problem)}", err=True)
+
+
+def encode(spec: Spec, format_: str, inventory: Inventory, found: Fingerprint) -> str:
+    """Return the text of *spec*; as YAML, with a line that says what it was made from."""
+    text = producer.encode(spec, format_)
+    if format_ == "json":
+        return text
+    return text.replace("---\n", f"---\n{stamp.comment(inventory.driver.version, found)}", 1)
+
+
+def save(path: str, text: str) -> bool:
+    """Write *text* to *path*, and tell whether that changed it; raise SpecError."""
     try:
-        lowered, dropped = document.lower(spec, max_version)
-    except CdiError as error:
-        raise SpecError(
-            f"the spec cannot be written for version {max_version}: {error}",
-            'leave out "--max-spec-version", or name a newer one',
-        ) from error
-    for line in dropped:
-        click.echo(f"warning: left out of {escape(line)}", err=True)
-    return lowered
-
-
-def _save(path: str, text: str, gpu_count: int) -> None:
-    try:
-        changed = store.save(path, text, may_trust=may_trust)
+        return store.save(path, text, may_trust=may_trust)
     except CdiError as error:
         raise SpecError(
             f'cannot write "{path}": {error}', "take write access from group and others"
@@ -122,24 +92,3 @@ def _save(path: str, text: str, gpu_count: int) -> None:
             f'cannot write "{path}": {error.strerror}',
             'name another file with "--output", or run as root',
         ) from error
-    state = "wrote" if changed else "unchanged"
-    click.echo(f'{state} "{escape(path)}": {gpu_count} GPUs', err=True)
-
-
-def _hook_path(given: str | None) -> str:
-    """Return the absolute path of the hook that the spec names; raise ConfigError if unknown."""
-    if given:
-        if not given.startswith("/"):
-            raise ConfigError(
-                f'the hook path "{given}" is not absolute',
-                "name the hook by its absolute path",
-            )
-        return given
-    beside = os.path.join(os.path.dirname(os.path.abspath(sys.executable)), plan.HOOK_NAME)
-    found = beside if os.access(beside, os.X_OK) else shutil.which(plan.HOOK_NAME)
-    if found is None:
-        raise ConfigError(
-            f'"{plan.HOOK_NAME}" is neither beside this program nor on PATH',
-            'name it with "--hook-path"',
-        )
-    return os.path.abspath(found)

@@ -14,6 +14,7 @@ from gpuruntime.errors import GpuRuntimeError
 # Command → (module, command in it, summary).
 COMMANDS = {
     "cdi": ("gpuruntime.cli.cdi", "cdi", "Work with Container Device Interface specs."),
+    "driver": ("gpuruntime.cli.driver", "driver", "Show the driver that is installed here."),
     "config": ("gpuruntime.cli.config", "config", "Compile config.toml for the start path."),
 }
 

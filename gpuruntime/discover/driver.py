@@ -1,249 +1,175 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The user space of the driver below a driver root: its library directories, libraries, programs.
-
-Every path is resolved inside the driver root, whose links may be absolute; what is recorded is the
-file that a resolution ended at, and only if nobody but its owner can change it.
-"""
+"""The user space of the driver below a driver root: its version, libraries and other files."""
 
 from __future__ import annotations
 
-import fnmatch
 import os
-import posixpath
-import re
-import stat
 
-from gpuruntime import elf, ldcache
-from gpuruntime.discover import table
-from gpuruntime.errors import DiscoveryError, DriverError, LdcacheError
-from gpuruntime.model import Binary, Library
-from gpuruntime.system.paths import Root, reopen
-from gpuruntime.trust import may_trust
+from gpuruntime.discover import libraries, places, version
+from gpuruntime.discover.files import Finder
+from gpuruntime.discover.places import NVML_NAME, native_abi
+from gpuruntime.discover.root import DriverRoot
+from gpuruntime.errors import DiscoveryError, DriverError
+from gpuruntime.model import Driver
 
-# Where distributions put the driver's 64-bit libraries; what the loader's cache names comes first.
-LIBRARY_DIRECTORIES = (
-    "/usr/lib64",
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib/aarch64-linux-gnu",
-    "/usr/lib/x86_64-linux-gnu/nvidia/current",
-    "/usr/lib/aarch64-linux-gnu/nvidia/current",
-    "/lib64",
-    "/lib/x86_64-linux-gnu",
-    "/lib/aarch64-linux-gnu",
-    "/usr/lib",
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuruntime.discover.root import Directory
+    from gpuruntime.model import File, Library
+
+__all__ = ["NVML_NAME", "DriverRoot", "find_driver", "find_nvml", "library_directories"]
+
+# Where else a driver can be; what is found there is only told.
+WELL_KNOWN_ROOTS = (
+    "/",
+    "/run/nvidia/driver",
+    "/home/kubernetes/bin/nvidia",
+    "/opt/nvidia",
+    "/usr/local/nvidia",
+    "/run/opengl-driver",
 )
-BINARY_DIRECTORIES = (
-    "/usr/local/sbin",
-    "/usr/local/bin",
-    "/usr/sbin",
-    "/usr/bin",
-    "/sbin",
-    "/bin",
-)
-NVML_NAME = "libnvidia-ml.so.1"
-MAX_CACHE_BYTES = 8 << 20
-_VERSIONED = re.compile(r"(lib[A-Za-z0-9_+-]+)\.so\.([0-9][0-9.]*)\Z")
-_ABI_OF_MACHINE = {"x86_64": "x86-64", "aarch64": "aarch64"}
 
 
-class DriverRoot:
-    """A driver root: the host path it has, and the `Root` to resolve below it."""
-
-    def __init__(self, path: str) -> None:
-        """Open *path*; raise DiscoveryError if it is no directory."""
-        self.path = os.path.realpath(path)
-        try:
-            self.root = Root(self.path)
-        except OSError as error:
-            raise DiscoveryError(
-                f'cannot open the driver root "{path}": {error.strerror}',
-                'name the directory where the driver is installed with "--driver-root"',
-            ) from error
-
-    def locate(self, path: str) -> tuple[str, os.stat_result] | None:
-        """Return (path below the root, status) of the regular file that *path* leads to."""
-        try:
-            fd = self.root.open_path(path)
-        except OSError:
-            return None
-        try:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                return None
-            return self._below(os.readlink(f"/proc/self/fd/{fd}")), status
-        finally:
-            os.close(fd)
-
-    def names(self, directory: str) -> list[str]:
-        """Return the sorted names in *directory*; none if it is not there."""
-        try:
-            fd = self.root.open_directory(directory)
-        except OSError:
-            return []
-        try:
-            return sorted(os.listdir(fd))
-        finally:
-            os.close(fd)
-
-    def host_path(self, path: str) -> str:
-        """Return the host path of *path* below this root."""
-        return path if self.path == "/" else self.path + path
-
-    def elf(self, path: str) -> elf.Elf:
-        """Read the ELF tables of *path*; raise DiscoveryError if it is no shared object."""
-        fd = self.root.open_path(path)
-        try:
-            reader = reopen(fd, os.O_RDONLY)
-        finally:
-            os.close(fd)
-        try:
-            with os.fdopen(reader, "rb") as file:
-                return elf.read(file)
-        except elf.ElfError as error:
-            raise DiscoveryError(
-                f'"{self.host_path(path)}" is no library that can be used: {error}',
-                "install the driver again",
-            ) from error
-
-    def _below(self, host_path: str) -> str:
-        return host_path if self.path == "/" else host_path[len(self.path) :]
-
-
-def find_nvml(driver: DriverRoot) -> str:
-    """Return the host path of NVML below *driver*; raise DriverError if there is none."""
-    for directory in library_directories(driver):
-        found = driver.locate(f"{directory}/{NVML_NAME}")
-        if found and driver.elf(found[0]).abi == native_abi():
-            return driver.host_path(_checked(driver, *found))
-    raise DriverError(
-        f'no "{NVML_NAME}" below the driver root "{driver.path}"',
-        'install the NVIDIA driver, or name its directory with "--driver-root"',
-    )
-
-
-def native_abi() -> str:
-    """Return the ABI name of this machine's 64-bit programs."""
-    return _ABI_OF_MACHINE.get(os.uname().machine, os.uname().machine)
-
-
-def library_directories(driver: DriverRoot) -> list[str]:
+def library_directories(root: DriverRoot) -> list[str]:
     """Return where to look for driver libraries: the loader's directories, then the known."""
-    found = dict.fromkeys(_cached_directories(driver))
-    found.update(dict.fromkeys(LIBRARY_DIRECTORIES))
-    return list(found)
+    return places.library_candidates(root)
 
 
-def _cached_directories(driver: DriverRoot) -> list[str]:
-    """Return where the driver root's own ld.so.cache has the driver's libraries."""
-    try:
-        data = driver.root.read_file("/etc/ld.so.cache", MAX_CACHE_BYTES)
-        entries = ldcache.parse(data)
-    except (OSError, LdcacheError):
-        return []
-    names = ("libcuda.so.1", NVML_NAME)
-    return list(dict.fromkeys(posixpath.dirname(row[1]) for row in entries if row[0] in names))
+def find_nvml(
+    root: DriverRoot,
+    library_search_path: Sequence[str] = (),
+    *,
+    native: str = "",
+    elsewhere: Sequence[str] = WELL_KNOWN_ROOTS,
+) -> str:
+    """Return the host path of NVML below *root*, in the version of the loaded module.
 
-
-def find_libraries(driver: DriverRoot, version: str) -> list[Library]:
-    """Return the libraries of driver *version* for the default capabilities, in path order.
-
-    Raises DiscoveryError if there is no libcuda of that version, naming the one there is.
+    Raises DriverError if there is none, with the one of *elsewhere* that has it, and
+    DiscoveryError if it is of another version than the module, or cannot be used.
     """
-    files: dict[str, tuple[str, str]] = {}
-    other_versions = set()
-    for directory in library_directories(driver):
-        for name in driver.names(directory):
-            match = _VERSIONED.match(name)
-            if not match:
-                continue
-            if match.group(2) != version:
-                if match.group(1) == "libcuda" and "." in match.group(2):
-                    other_versions.add(match.group(2))
-                continue
-            found = driver.locate(f"{directory}/{name}")
-            if found:
-                files.setdefault(_checked(driver, *found), (match.group(1), directory))
-    described = {path: driver.elf(path) for path in files}
-    native = {path: e for path, e in described.items() if e.abi == native_abi()}
-    if not any(files[path][0] == "libcuda" for path in native):
-        raise _missing_libcuda(driver, version, other_versions)
-    return [
-        Library(
-            host_path=driver.host_path(path),
-            container_path=path,
-            soname=native[path].soname or posixpath.basename(path),
-            abi=native[path].abi,
-            dev_link=_dev_link(driver, native[path].soname, files[path]),
-        )
-        for path in sorted(_selected(files, native))
+    native = native or native_abi()
+    directories = places.libraries(root, library_search_path, native)
+    found, refused = _nvmls(directories, native)
+    if not found:
+        if refused:
+            raise refused[0]
+        raise _no_driver(root, directories, native, elsewhere)
+    loaded = version.of_module(root) or version.of_module(root.host)
+    for path in found:
+        if not loaded or version.of_name(path) in ("", loaded):
+            return path
+    raise version.mismatch(root, loaded, [version.of_name(path) for path in found])
+
+
+def _nvmls(
+    directories: Sequence[Directory], native: str
+) -> tuple[list[str], list[DiscoveryError]]:
+    """Return the host paths of NVMLs for *native*, the one in use first, and others' errors."""
+    found: dict[str, None] = {}
+    refused = []
+    start = NVML_NAME.partition(".so.")[0] + ".so."
+    by_name = [
+        (name != NVML_NAME, directory, name)
+        for directory in directories
+        for name in sorted(directory.names, reverse=True)
+        if name.startswith(start)
     ]
+    for _, directory, name in sorted(by_name, key=lambda row: row[0]):
+        try:
+            path, elf = directory.root.library(directory.join(name))
+        except DiscoveryError as error:
+            refused.append(error)
+            continue
+        if elf.abi == native and elf.soname in (NVML_NAME, None):
+            found[directory.root.host_path(path)] = None
+    return list(found), refused
 
 
-def _missing_libcuda(driver: DriverRoot, version: str, others: set[str]) -> DiscoveryError:
-    if others:
-        there = ", ".join(sorted(others))
-        return DiscoveryError(
-            f'driver {version} is loaded, but the libraries below "{driver.path}" are of {there}',
-            "reboot, or reload the nvidia kernel modules, to finish the upgrade",
-        )
-    return DiscoveryError(
-        f'no "libcuda.so.{version}" below the driver root "{driver.path}"',
-        "install the driver's CUDA library (on Debian: libcuda1)",
+def _no_driver(
+    root: DriverRoot, directories: Sequence[Directory], native: str, elsewhere: Sequence[str]
+) -> DriverError:
+    """Return the error that there is no driver below *root*, but maybe somewhere else."""
+    searched = ", ".join(directory.path for directory in directories) or "none is there"
+    message = (
+        f'no "{NVML_NAME}" below the driver root "{root.path}"; directories searched: {searched}'
+    )
+    for path in elsewhere:
+        other = _other_root(root, path)
+        if other is not None and _nvmls(places.libraries(other, (), native), native)[0]:
+            return DriverError(
+                f'{message}; there is one below "{path}"',
+                f'name that directory with "--driver-root {path}"',
+            )
+    return DriverError(
+        message, 'install the NVIDIA driver, or name its directory with "--driver-root"'
     )
 
 
-def _selected(files: dict[str, tuple[str, str]], described: dict[str, elf.Elf]) -> set[str]:
-    """Return the paths of the default capabilities, closed over what they need of the driver."""
-    chosen = {
-        path
-        for path in described
-        if table.LIBRARIES.get(files[path][0]) in (None, *table.DEFAULT_CAPABILITIES)
-    }
-    by_soname = {described[p].soname or posixpath.basename(p): p for p in described}
-    todo = list(chosen)
-    while todo:
-        for name in described[todo.pop()].needed:
-            path = by_soname.get(name)
-            if path and path not in chosen:
-                chosen.add(path)
-                todo.append(path)
-    return chosen
+def _other_root(root: DriverRoot, path: str) -> DriverRoot | None:
+    try:
+        other = DriverRoot(path)
+    except DiscoveryError:
+        return None
+    return None if other.path == root.path else other
 
 
-def _dev_link(driver: DriverRoot, soname: str | None, file: tuple[str, str]) -> str:
-    """Return the name of the `.so` link that the host has for a library, or ""."""
-    name, directory = file
-    link = f"{name}.so"
-    if soname is None or not fnmatch.fnmatchcase(soname, f"{link}.*"):
-        return ""
-    # Programs open libcuda.so by that name, whether or not the host has its development link.
-    if name == "libcuda" or driver.locate(f"{directory}/{link}"):
-        return link
-    return ""
+def find_driver(
+    root: DriverRoot,
+    driver_version: str | None = None,
+    *,
+    library_search_path: Sequence[str] = (),
+    config_search_path: Sequence[str] = (),
+    kernel_release: str = "",
+    native: str = "",
+    elsewhere: Sequence[str] = WELL_KNOWN_ROOTS,
+) -> Driver:
+    """Return the driver below *root*, in *driver_version*, which NVML says.
+
+    Without it, in the version of the loaded module, as *root* shows it, or else of the libraries
+    in use. For every capability, and for all programs that a machine of ABI *native* runs, by
+    default this one. Search paths are host paths, in place of the usual directories. Raises
+    DiscoveryError and DriverError.
+    """
+    native = native or native_abi()
+    directories = places.libraries(root, library_search_path, native)
+    if driver_version is None:
+        chosen = version.choose(root, directories)
+        if not chosen:
+            raise _no_driver(root, directories, native, elsewhere)
+    else:
+        chosen = version.checked(driver_version)
+    found, problems = libraries.find(root, directories, chosen, native)
+    finder = Finder(root, chosen, native, found)
+    finder.binaries()
+    finder.configurations(config_search_path, os.environ.get("XDG_DATA_DIRS", ""))
+    finder.data()
+    finder.xorg()
+    finder.firmware(kernel_release or os.uname().release)
+    finder.sockets(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", ""))
+    files = [finder.found[key] for key in sorted(finder.found)]
+    return Driver(
+        version=chosen,
+        libraries=tuple(found),
+        files=tuple(files),
+        problems=tuple(
+            dict.fromkeys([*problems, *finder.problems, *_without_icd(found, files, native)])
+        ),
+    )
 
 
-def find_binaries(driver: DriverRoot) -> list[Binary]:
-    """Return the programs for the default capabilities, each where PATH finds it first."""
-    found = []
-    for name, capability in table.BINARIES.items():
-        if capability not in table.DEFAULT_CAPABILITIES:
-            continue
-        for directory in BINARY_DIRECTORIES:
-            place = driver.locate(f"{directory}/{name}")
-            if place and place[1].st_mode & 0o111:
-                # Mounted where PATH finds it, whatever chain of alternatives leads to the file.
-                path = driver.host_path(_checked(driver, *place))
-                found.append(Binary(host_path=path, container_path=f"{directory}/{name}"))
-                break
-    return found
-
-
-def _checked(driver: DriverRoot, path: str, status: os.stat_result) -> str:
-    """Return *path*; raise DiscoveryError if others could change what containers will run."""
-    if not may_trust(status):
-        raise DiscoveryError(
-            f'"{driver.host_path(path)}" belongs to uid {status.st_uid}, mode '
-            f"{stat.S_IMODE(status.st_mode):04o}: others than root can change it",
-            "give the driver's files to root and take write access from group and others",
-        )
-    return path
+def _without_icd(found: Sequence[Library], files: Sequence[File], native: str) -> list[str]:
+    """Return sentences about libraries of graphics that no loader will find."""
+    problems = []
+    for soname, directory, api in (
+        ("libGLX_nvidia.so.0", "/vulkan/icd.d/", "Vulkan"),
+        ("libEGL_nvidia.so.0", "/glvnd/egl_vendor.d/", "EGL"),
+    ):
+        library = next((lib for lib in found if (lib.soname, lib.abi) == (soname, native)), None)
+        if library and not any(directory in file.container_path for file in files):
+            problems.append(
+                f'"{library.host_path}" is there, but no "*nvidia*.json" in a directory '
+                f'"{directory.strip("/")}": {api} does not find the driver in a container'
+            )
+    return problems

@@ -1,46 +1,267 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device nodes of the driver below a dev root: which there must be, which there are."""
+"""Device nodes of the driver below a dev root: which there must be, which there are.
+
+What counts is a character device itself, never a link to one.
+"""
 
 from __future__ import annotations
 
 import os
+import posixpath
+import re
 import stat
+from collections.abc import Iterable
 
 from gpuruntime.errors import DiscoveryError
+from gpuruntime.model import Gpu, GpuNodes, MigDevice, Node
 from gpuruntime.system.paths import Root
 
 CONTROL = ("nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools", "nvidiactl")
 # A container without one of these finds no device, whatever else it gets.
 REQUIRED = ("nvidia-uvm", "nvidiactl")
+CAPS = "/dev/nvidia-caps"
+CHANNELS = "/dev/nvidia-caps-imex-channels"
+DRI = "/dev/dri"
+BY_PATH = "/dev/dri/by-path"
+# Who looks after GPUs gets all but the nodes of storage and of the NVLink fabric.
+_NOT_MANAGED = ("nvidia-fs", "nvidia-nvswitch", "nvidia-nvlink")
+_MANAGED = ((CHANNELS, "channel"), (CAPS, "nvidia-cap"))
+_ALL_READ_WRITE = stat.S_IROTH | stat.S_IWOTH
+_MAX_MINORS_BYTES = 4 << 20
+_MINORS_LINE = re.compile(r"^(\S+) ([0-9]{1,9})$", re.MULTILINE)
+_MINOR_LINE = re.compile(r"^DeviceFileMinor:\s*([0-9]{1,9})\s*$", re.MULTILINE)
 
 
-def control_nodes(dev_root: Root, dev_root_path: str) -> list[str]:
-    """Return the container paths of the control nodes that exist, sorted.
+class DevRoot:
+    """The device nodes below a dev root; each directory is opened once, and read by descriptor."""
+
+    def __init__(self, path: str) -> None:
+        """Open the dev root *path*; raise DiscoveryError."""
+        self.path = os.path.realpath(path)
+        try:
+            self._root = Root(self.path)
+        except OSError as error:
+            raise DiscoveryError(
+                f'cannot open the dev root "{path}": {error.strerror}',
+                'name the directory whose "dev" holds the nodes with "--dev-root"',
+            ) from error
+        self._directories: dict[str, tuple[int, str] | None] = {}
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        for directory in self._directories.values():
+            if directory is not None:
+                os.close(directory[0])
+        self._directories.clear()
+        self._root.close()
+
+    def node(self, path: str) -> Node | None:
+        """Return the node that the container path *path* is on the host, None if there is none."""
+        parent, name = posixpath.split(path)
+        directory = self._directory(parent)
+        if directory is None:
+            return None
+        fd, host_path = directory
+        try:
+            status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        except OSError:
+            return None
+        if not stat.S_ISCHR(status.st_mode):
+            return None
+        is_everybodys = status.st_mode & _ALL_READ_WRITE == _ALL_READ_WRITE
+        return Node(
+            host_path=posixpath.join(host_path, name),
+            container_path=path,
+            group=0 if is_everybodys else status.st_gid,
+        )
+
+    def nodes(self, directory: str, prefix: str) -> list[Node]:
+        """Return the nodes in *directory* whose names begin with *prefix*, sorted."""
+        opened = self._directory(directory)
+        if opened is None:
+            return []
+        names = sorted(name for name in os.listdir(opened[0]) if name.startswith(prefix))
+        found = (self.node(f"{directory}/{name}") for name in names)
+        return [node for node in found if node is not None]
+
+    def link(self, path: str) -> str | None:
+        """Return the target of the link *path*, verbatim; None if there is none."""
+        parent, name = posixpath.split(path)
+        directory = self._directory(parent)
+        if directory is None:
+            return None
+        try:
+            return os.readlink(name, dir_fd=directory[0])
+        except OSError:
+            return None
+
+    def _directory(self, path: str) -> tuple[int, str] | None:
+        """Return the descriptor and the host path of the directory *path*, None if not there."""
+        if path not in self._directories:
+            try:
+                fd = self._root.open_directory(path)
+            except OSError:
+                self._directories[path] = None
+            else:
+                self._directories[path] = fd, os.readlink(f"/proc/self/fd/{fd}")
+        return self._directories[path]
+
+
+def control_nodes(dev: DevRoot) -> tuple[Node, ...]:
+    """Return the control nodes that exist, sorted.
 
     Raises DiscoveryError if one is missing without which CUDA cannot work.
     """
     found = []
     for name in CONTROL:
-        if is_device(dev_root, f"/dev/{name}"):
-            found.append(f"/dev/{name}")
+        node = dev.node(f"/dev/{name}")
+        if node is not None:
+            found.append(node)
         elif name in REQUIRED:
             raise DiscoveryError(
-                f'no device node "/dev/{name}" below the dev root "{dev_root_path}"',
-                'run "nvidia-modprobe -u -c 0" on the host',
+                f'no device node "/dev/{name}" below the dev root "{dev.path}"',
+                _elsewhere(f"/dev/{name}", dev) or 'run "nvidia-modprobe -u -c 0" on the host',
             )
-    return found
+    return tuple(found)
 
 
-def is_device(dev_root: Root, path: str) -> bool:
-    """Tell whether *path* below *dev_root* is a character device itself, not a link to one."""
-    directory, _, name = path.rpartition("/")
+def management_nodes(dev: DevRoot) -> tuple[Node, ...]:
+    """Return every node of the driver, for who looks after the GPUs; raise DiscoveryError."""
+    found = [
+        node
+        for node in dev.nodes("/dev", "nvidia")
+        if not posixpath.basename(node.container_path).startswith(_NOT_MANAGED)
+    ]
+    for directory, prefix in _MANAGED:
+        found += dev.nodes(directory, prefix)
+    if not found:
+        raise DiscoveryError(
+            f'no NVIDIA device nodes found below the dev root "{dev.path}"',
+            _elsewhere("/dev/nvidiactl", dev) or 'run "nvidia-smi" on the host, which makes them',
+        )
+    return tuple(found)
+
+
+def gpu_nodes(
+    gpus: Iterable[Gpu], dev: DevRoot, *, proc: str = "/proc", sys: str = "/sys"
+) -> tuple[tuple[GpuNodes, ...], tuple[str, ...]]:
+    """Return *gpus* with their nodes, and why any of them is left out.
+
+    Raises DiscoveryError where a MIG device has no capability node: with that of its GPU alone, a
+    container would see a GPU that it cannot use.
+    """
+    capabilities = _Capabilities(proc)
+    found, problems = [], []
+    for gpu in gpus:
+        path = f"/dev/nvidia{gpu.minor}"
+        node = dev.node(path)
+        if node is None:
+            where = "" if dev.path == "/" else f' below the dev root "{dev.path}"'
+            problems.append(f'GPU {gpu.index} is left out: no device node "{path}"{where}')
+            continue
+        drm = _drm_nodes(gpu, dev, sys)
+        found.append(
+            GpuNodes(
+                gpu=gpu,
+                node=node,
+                drm=drm,
+                links=_by_path_links(gpu, drm, dev),
+                mig=tuple(_mig_nodes(gpu, mig, dev, capabilities) for mig in gpu.mig_devices),
+            )
+        )
+    return tuple(found), tuple(problems)
+
+
+def _elsewhere(path: str, dev: DevRoot) -> str | None:
+    """Return the hint to look at the host's own nodes, if that is where *path* is."""
+    if dev.path == "/" or not os.path.exists(path):
+        return None
+    return f'use "--dev-root /", where there is a "{path}"'
+
+
+def _drm_nodes(gpu: Gpu, dev: DevRoot, sys: str) -> tuple[Node, ...]:
+    if not gpu.bus_id:
+        return ()
     try:
-        fd = dev_root.open_directory(directory)
+        names = sorted(os.listdir(f"{sys}/bus/pci/devices/{gpu.bus_id}/drm"))
     except OSError:
-        return False
+        return ()
+    found = (dev.node(f"{DRI}/{name}") for name in names)
+    return tuple(node for node in found if node is not None)
+
+
+def _by_path_links(gpu: Gpu, drm: tuple[Node, ...], dev: DevRoot) -> tuple[str, ...]:
+    """Return `TARGET::LINK` of the links to *drm* that are named after the GPU's bus id."""
+    there = {node.container_path for node in drm}
+    found = []
+    for kind in ("card", "render") if there else ():
+        link = f"{BY_PATH}/pci-{gpu.bus_id}-{kind}"
+        target = dev.link(link)
+        if target is not None and posixpath.normpath(posixpath.join(BY_PATH, target)) in there:
+            found.append(f"{target}::{link}")
+    return tuple(found)
+
+
+def _mig_nodes(
+    gpu: Gpu, mig: MigDevice, dev: DevRoot, capabilities: _Capabilities
+) -> tuple[MigDevice, Node, Node]:
+    """Return *mig* with the nodes that grant its GPU instance and its compute instance."""
+    what = f"MIG device {gpu.index}:{mig.index}"
+    instance = f"gpu{gpu.minor}/gi{mig.gpu_instance}"
+    names = (f"{instance}/access", f"{instance}/ci{mig.compute_instance}/access")
+    nodes = []
+    for name in names:
+        minor = capabilities.minor(name)
+        file = capabilities.file(name)
+        if minor is None:
+            raise DiscoveryError(
+                f'{what} has no capability: neither "{capabilities.minors_file}" nor "{file}" '
+                f"tells the minor of {name}",
+                'check that "nvidia-smi -L" lists the MIG device on the host',
+            )
+        path = f"{CAPS}/nvidia-cap{minor}"
+        node = dev.node(path)
+        if node is None:
+            raise DiscoveryError(
+                f'{what} cannot be used: no device node "{path}" below the dev root "{dev.path}"',
+                f'run "nvidia-modprobe -f {file}", or "nvidia-smi", on the host',
+            )
+        nodes.append(node)
+    return mig, nodes[0], nodes[1]
+
+
+class _Capabilities:
+    """What the kernel driver tells of the nodes that grant MIG instances; read when asked."""
+
+    def __init__(self, proc: str) -> None:
+        self.minors_file = f"{proc}/driver/nvidia-caps/mig-minors"
+        self._tree = f"{proc}/driver/nvidia/capabilities"
+        self._minors: dict[str, str] | None = None
+
+    def file(self, name: str) -> str:
+        """Return the file of the capability *name*, `gpu0/gi1/access`, in the driver's tree."""
+        gpu, _, rest = name.partition("/")
+        return f"{self._tree}/{gpu}/mig/{rest}"
+
+    def minor(self, name: str) -> int | None:
+        """Return the minor of the node that grants *name*; None if the driver names none."""
+        if self._minors is None:
+            self._minors = _parse_minors(_read(self.minors_file))
+        minor = self._minors.get(name)
+        if minor is None:
+            found = _MINOR_LINE.search(_read(self.file(name)))
+            return int(found[1]) if found else None
+        return int(minor)
+
+
+def _parse_minors(text: str) -> dict[str, str]:
+    """Return capability → minor of the lines `gpu0/gi1/access 12`; others are skipped."""
+    return dict(_MINORS_LINE.findall(text))
+
+
+def _read(path: str) -> str:
     try:
-        return stat.S_ISCHR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
-    except FileNotFoundError:
-        return False
-    finally:
-        os.close(fd)
+        with open(path, encoding="ascii", errors="replace") as stream:
+            return stream.read(_MAX_MINORS_BYTES)
+    except OSError:
+        return ""

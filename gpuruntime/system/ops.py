@@ -65,6 +65,17 @@ class Link(Record):
             ) from error
 
 
+class DeviceLink(Link):
+    """A link to a device node, for the containers that have the node."""
+
+    __slots__ = ()
+
+    def execute(self, root: Root, warn: Callable[[str], None]) -> None:
+        """Carry it out below *root* if there is what it leads to; raise MountError."""
+        if _exists(root, f"{posixpath.dirname(self.path)}/{self.target}"):
+            super().execute(root, warn)
+
+
 class LoaderCache(Record):
     """Let the container's loader find *entries*, now and after its own ldconfig has run."""
 

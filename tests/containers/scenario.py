@@ -211,10 +211,10 @@ def restrict_a_node() -> None:
 
 
 def host_nodes() -> dict[str, list[str]]:
-    """Return numbers, mode and owner of the host's NVIDIA nodes, as the probe prints them."""
+    """Return numbers, mode and owner of the host's GPU nodes, as the probe prints them."""
     found = {}
-    for entry in os.scandir("/dev"):
-        if entry.name.startswith("nvidia") and not entry.is_dir():
+    for entry in [*os.scandir("/dev"), *os.scandir("/dev/dri")]:
+        if entry.name.startswith(("nvidia", "card", "renderD")) and not entry.is_dir():
             status = entry.stat(follow_symlinks=False)
             numbers = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
             owner = f"{status.st_uid}:{status.st_gid}"

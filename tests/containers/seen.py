@@ -114,11 +114,22 @@ def play(
 def assert_granted(seen: Seen, gpus: set[int], host: dict[str, list[str]]) -> None:
     """Assert that the container has and may open the nodes of *gpus* and no other GPU's."""
     wanted = CONTROL_NODES | {f"/dev/nvidia{index}" for index in gpus}
+    for kind in ("card", "renderD"):
+        # In the order of the GPUs; the first numbers may be those of another driver.
+        start = f"/dev/dri/{kind}"
+        there = sorted(int(path.removeprefix(start)) for path in host if path.startswith(start))
+        wanted |= {f"{start}{there[index]}" for index in gpus}
     nodes = {path: node for path, node in seen.nodes.items() if "nvidia" in path or "dri" in path}
-    assert nodes == {path: host[path] for path in wanted}
+    assert set(nodes) == wanted
+    for path in wanted:
+        # A node without an owner is the container's user's; the host's group is not asked for.
+        end = 1 if "/dri/" in path else None
+        assert nodes[path][:end] == host[path][:end]
     for index in gpus:
         assert seen.nodes[f"/dev/nvidia{index}"][0] == f"195:{index}"
-    assert seen.opened == dict.fromkeys(wanted, ALLOWED)
+    # The probe opens the driver's own nodes.
+    own = [path for path in wanted if "nvidia" in path]
+    assert seen.opened == dict.fromkeys(own, ALLOWED)
     assert seen.made == {
         minor: ALLOWED if int(minor) in gpus else REFUSED for minor in ("0", "1", "3", "7")
     }

@@ -36,16 +36,20 @@ class Library:
     """One driver library.
 
     *soname* is None where it is the file's whole name; *plain_link*: there is a link `NAME.so`.
+    *own_version* is that of a library which does not have the driver's; *directory* is where it
+    is below the library directory.
     """
 
     name: str
     soname: str | None
     needed: tuple[str, ...] = ()
     plain_link: bool = False
+    own_version: str = ""
+    directory: str = "."
 
     def file(self, version: str) -> str:
         """Name of the file for driver *version*."""
-        return f"{self.name}.so.{version}"
+        return f"{self.name}.so.{self.own_version or version}"
 
 
 # Names, SONAMEs, needed libraries and plain-name links as in driver 550. Order: a library stands
@@ -66,6 +70,7 @@ LIBRARIES = (
     Library("libnvcuvid", "libnvcuvid.so.1", plain_link=True),
     Library("libnvidia-encode", "libnvidia-encode.so.1", ("libnvcuvid",), plain_link=True),
     Library("libnvidia-opticalflow", "libnvidia-opticalflow.so.1", ("libnvcuvid",)),
+    Library("libvdpau_nvidia", "libvdpau_nvidia.so.1", directory="vdpau"),
     # graphics and display
     Library("libnvidia-glsi", None),
     Library("libnvidia-tls", None),
@@ -77,8 +82,31 @@ LIBRARIES = (
         ("libnvidia-glsi", "libnvidia-tls", "libnvidia-glcore"),
     ),
     Library("libEGL_nvidia", "libEGL_nvidia.so.0", ("libnvidia-glsi",)),
+    Library("libGLESv2_nvidia", "libGLESv2_nvidia.so.2"),
+    Library("libnvidia-egl-gbm", "libnvidia-egl-gbm.so.1", own_version="1.1.2"),
     Library("libnvidia-fbc", "libnvidia-fbc.so.1", plain_link=True),
+    Library("libnvidia-glvkspirv", None),
+    Library("libnvidia-rtcore", None),
+    Library("libnvoptix", "libnvoptix.so.1"),
+    # ngx
+    Library("libnvidia-ngx", "libnvidia-ngx.so.1"),
 )
+# Modules of Xorg: below its directory.
+XORG = ("drivers/nvidia_drv.so", "extensions/libglxserver_nvidia.so.VERSION")
+_PLATFORM = '{"file_format_version": "1.0.0", "ICD": {"library_path": "NAME"}}'
+# Other files: path → content; VERSION stands for the driver's.
+CONFIGS = {
+    "etc/OpenCL/vendors/nvidia.icd": "libnvidia-opencl.so.1",
+    "usr/share/vulkan/icd.d/nvidia_icd.json": _PLATFORM.replace("NAME", "libGLX_nvidia.so.0"),
+    "usr/share/vulkan/implicit_layer.d/nvidia_layers.json": '{"file_format_version": "1.0.0"}',
+    "usr/share/glvnd/egl_vendor.d/10_nvidia.json": _PLATFORM.replace("NAME", "libEGL_nvidia.so.0"),
+    "usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json": _PLATFORM.replace(
+        "NAME", "libnvidia-egl-gbm.so.1"
+    ),
+    "usr/share/nvidia/nvidia-application-profiles-VERSION-rc": "{}",
+    "usr/share/nvidia/nvoptix.bin": "simulated data",
+    "usr/share/X11/xorg.conf.d/nvidia-drm-outputclass.conf": "# simulated",
+}
 TOOLS = (
     "nvidia-debugdump",
     "nvidia-persistenced",
@@ -133,20 +161,33 @@ def _build_driver(root: Path, version: str) -> None:
     firmware.mkdir(parents=True)
     for name in FIRMWARE:
         (firmware / name).write_bytes(b"simulated firmware\n")
+    for path, text in CONFIGS.items():
+        file = root / path.replace("VERSION", version)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{text}\n")
+    (libraries / "gbm").mkdir()
+    (libraries / "gbm/nvidia-drm_gbm.so").symlink_to("../libnvidia-allocator.so.1")
+    for name in XORG:
+        module = root / "usr/lib/xorg/modules" / name.replace("VERSION", version)
+        module.parent.mkdir(parents=True)
+        _compile(HERE / "stub.c", module, "-shared", "-fPIC", f'-DSTUB_NAME="{module.name}"')
+    module.with_name("libglxserver_nvidia.so").symlink_to(module.name)
 
 
-def _build_stub(directory: Path, library: Library, version: str) -> None:
+def _build_stub(libraries: Path, library: Library, version: str) -> None:
+    directory = libraries / library.directory
+    directory.mkdir(exist_ok=True)
     file = library.file(version)
     soname = library.soname or file
     flags = ["-shared", "-fPIC", f"-Wl,-soname,{soname}", f'-DSTUB_NAME="{library.name}"']
     if library.name == "libcuda":
         flags.append(f"-DSTUB_CUDA_VERSION={cuda_version(version)}")
-    needed = [str(directory / f"{name}.so.{version}") for name in library.needed]
+    needed = [str(libraries / f"{name}.so.{version}") for name in library.needed]
     _compile(
         HERE / "stub.c",
         directory / file,
         *flags,
-        f"-Wl,--no-as-needed,-rpath-link,{directory}",
+        f"-Wl,--no-as-needed,-rpath-link,{libraries}",
         *needed,
     )
     if soname != file:

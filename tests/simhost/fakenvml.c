@@ -15,9 +15,16 @@
  *   fault init-fails [CODE]             nvmlInit returns CODE (9: driver not loaded)
  *   fault init-hangs                    nvmlInit never returns
  *   fault lost GPU                      every query about that GPU returns 15 (GPU is lost)
+ *   fault mig-lost GPU INDEX            every query about that MIG device returns 15
+ *   fault nobusid GPU                   that GPU has an empty bus id
+ *   fault fails FUNCTION CODE [GPU]     FUNCTION (as exported) returns CODE, for one GPU or for all
+ *
+ * In UUIDs and names \xNN stands for a byte.  A function can be made to be missing altogether: see
+ * symbols.py.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,6 +42,7 @@ enum {
     INSUFFICIENT_SIZE = 7,
     DRIVER_NOT_LOADED = 9,
     TIMEOUT = 10,
+    FUNCTION_NOT_FOUND = 13,
     GPU_IS_LOST = 15,
     LIB_RM_VERSION_MISMATCH = 18,
     UNKNOWN = 999,
@@ -43,7 +51,8 @@ enum {
 #define EXPORT __attribute__((visibility("default")))
 #define MAX_GPUS 64
 #define MAX_MIGS 7
-#define NAME_BYTES 96
+#define NAME_BYTES 512
+#define MAX_FAILURES 16
 
 /* First member of what a handle points to: tells the two kinds of handle apart. */
 enum kind { NONE, GPU, MIG };
@@ -57,6 +66,7 @@ struct mig {
     int compute_instance;
     int gpu_slices;
     int compute_slices;
+    int lost;
     unsigned long long mem_mib;
     char uuid[NAME_BYTES];
     struct gpu *parent;
@@ -68,6 +78,7 @@ struct gpu {
     int minor;
     int mig_mode;
     int lost;
+    int nobusid;
     unsigned domain;
     unsigned bus;
     unsigned device;
@@ -77,8 +88,17 @@ struct gpu {
     struct mig migs[MAX_MIGS];
 };
 
+/* A function that fails: for the GPU of that index, or for all where it is -1. */
+struct failure {
+    char function[64];
+    int code;
+    int gpu;
+};
+
 static struct {
     struct gpu gpus[MAX_GPUS];
+    struct failure failures[MAX_FAILURES];
+    int failure_count;
     int gpu_count;
     int cuda;
     int init_fails;
@@ -90,6 +110,23 @@ static struct {
 
 static int references;
 
+/* Replace each \xNN in *text* by that byte, which must not be 0. */
+static void unescape(char *text)
+{
+    char *to = text;
+    unsigned byte;
+
+    for (const char *from = text; *from; from++) {
+        if (from[0] == '\\' && sscanf(from, "\\x%2x", &byte) == 1 && byte != 0) {
+            *to++ = (char)byte;
+            from += 3;
+        } else {
+            *to++ = *from;
+        }
+    }
+    *to = '\0';
+}
+
 static void parse_gpu(const char *line)
 {
     struct gpu gpu = {.kind = GPU, .index = host.gpu_count};
@@ -98,12 +135,14 @@ static void parse_gpu(const char *line)
 
     if (host.gpu_count == MAX_GPUS)
         return;
-    if (sscanf(line, "gpu %95s %d %31s %llu %d %n", gpu.uuid, &gpu.minor, bus_id, &gpu.mem_mib,
+    if (sscanf(line, "gpu %511s %d %31s %llu %d %n", gpu.uuid, &gpu.minor, bus_id, &gpu.mem_mib,
                &gpu.mig_mode, &name_at) != 5)
         return;
     if (sscanf(bus_id, "%x:%x:%x", &gpu.domain, &gpu.bus, &gpu.device) != 3)
         return;
     snprintf(gpu.name, sizeof gpu.name, "%s", line + name_at);
+    unescape(gpu.uuid);
+    unescape(gpu.name);
     host.gpus[host.gpu_count++] = gpu;
 }
 
@@ -112,27 +151,50 @@ static void parse_mig(const char *line)
     struct mig mig = {.kind = MIG};
     int gpu;
 
-    if (sscanf(line, "mig %d %d %95s %d %d %d %d %llu", &gpu, &mig.index, mig.uuid,
+    if (sscanf(line, "mig %d %d %511s %d %d %d %d %llu", &gpu, &mig.index, mig.uuid,
                &mig.gpu_instance, &mig.compute_instance, &mig.gpu_slices, &mig.compute_slices,
                &mig.mem_mib) != 8)
         return;
     if (gpu < 0 || gpu >= host.gpu_count || mig.index < 0 || mig.index >= MAX_MIGS)
         return;
+    unescape(mig.uuid);
     mig.parent = &host.gpus[gpu];
     host.gpus[gpu].migs[mig.index] = mig;
+}
+
+static void parse_failure(const char *fault)
+{
+    struct failure failure = {.gpu = -1};
+
+    if (host.failure_count < MAX_FAILURES &&
+        sscanf(fault, "fails %63s %d %d", failure.function, &failure.code, &failure.gpu) >= 2)
+        host.failures[host.failure_count++] = failure;
+}
+
+static int is_gpu(int number)
+{
+    return number >= 0 && number < MAX_GPUS;
 }
 
 static void parse_fault(const char *fault)
 {
     int number;
+    int mig;
 
     if (strncmp(fault, "init-fails", 10) == 0) {
         host.init_fails = DRIVER_NOT_LOADED;
         sscanf(fault, "init-fails %d", &host.init_fails);
     } else if (strcmp(fault, "init-hangs") == 0) {
         host.init_hangs = 1;
-    } else if (sscanf(fault, "lost %d", &number) == 1 && number >= 0 && number < MAX_GPUS) {
+    } else if (strncmp(fault, "fails ", 6) == 0) {
+        parse_failure(fault);
+    } else if (sscanf(fault, "lost %d", &number) == 1 && is_gpu(number)) {
         host.gpus[number].lost = 1;
+    } else if (sscanf(fault, "nobusid %d", &number) == 1 && is_gpu(number)) {
+        host.gpus[number].nobusid = 1;
+    } else if (sscanf(fault, "mig-lost %d %d", &number, &mig) == 2 && is_gpu(number) &&
+               mig >= 0 && mig < MAX_MIGS) {
+        host.gpus[number].migs[mig].lost = 1;
     }
 }
 
@@ -160,7 +222,7 @@ static FILE *open_conf(void)
 static int load(void)
 {
     FILE *file = open_conf();
-    char line[512];
+    char line[2048];
 
     memset(&host, 0, sizeof host);
     if (!file)
@@ -220,22 +282,39 @@ static struct mig *as_mig(void *handle)
     return NULL;
 }
 
-/* What every query about a device checks first. */
-static nvml_return usable(void *handle)
+/* The code with which *function* fails for *gpu* (NULL: for none). */
+static nvml_return failure_of(const char *function, const struct gpu *gpu)
+{
+    for (int i = 0; i < host.failure_count; i++) {
+        const struct failure *failure = &host.failures[i];
+
+        if (strcmp(failure->function, function) == 0 &&
+            (failure->gpu == -1 || (gpu && failure->gpu == gpu->index)))
+            return failure->code;
+    }
+    return SUCCESS;
+}
+
+/* What *function*, which asks about a device, checks first. */
+static nvml_return usable(const char *function, void *handle)
 {
     struct gpu *gpu;
+    struct mig *mig;
 
     if (references == 0)
         return UNINITIALIZED;
     gpu = gpu_behind(handle);
     if (!gpu)
         return INVALID_ARGUMENT;
-    return gpu->lost ? GPU_IS_LOST : SUCCESS;
+    mig = as_mig(handle);
+    if (gpu->lost || (mig && mig->lost))
+        return GPU_IS_LOST;
+    return failure_of(function, gpu);
 }
 
 #define REQUIRE(handle)                            \
     do {                                           \
-        nvml_return usable_ = usable(handle);      \
+        nvml_return usable_ = usable(__func__, handle); \
         if (usable_ != SUCCESS)                    \
             return usable_;                        \
     } while (0)
@@ -244,11 +323,19 @@ static nvml_return usable(void *handle)
     do {                                           \
         if (references == 0)                       \
             return UNINITIALIZED;                  \
+        if (failure_of(__func__, NULL))            \
+            return failure_of(__func__, NULL);     \
     } while (0)
+
+/*
+ * An older version of a function, the same here.  An alias and no call: where the newer one is
+ * made to be missing, the older must still be there.
+ */
+#define OLDER(name, newer, ...) EXPORT nvml_return name(__VA_ARGS__) __attribute__((alias(#newer)))
 
 /* start and stop */
 
-EXPORT nvml_return nvmlInit_v2(void)
+static nvml_return start(void)
 {
     if (references > 0) {
         references++;
@@ -266,15 +353,17 @@ EXPORT nvml_return nvmlInit_v2(void)
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlInit(void)
+EXPORT nvml_return nvmlInit_v2(void)
 {
-    return nvmlInit_v2();
+    return start();
 }
+
+OLDER(nvmlInit, nvmlInit_v2, void);
 
 EXPORT nvml_return nvmlInitWithFlags(unsigned flags)
 {
     (void)flags;
-    return nvmlInit_v2();
+    return start();
 }
 
 EXPORT nvml_return nvmlShutdown(void)
@@ -305,6 +394,8 @@ EXPORT const char *nvmlErrorString(nvml_return code)
         return "Driver Not Loaded";
     case TIMEOUT:
         return "Timeout";
+    case FUNCTION_NOT_FOUND:
+        return "Function Not Found";
     case GPU_IS_LOST:
         return "GPU is lost";
     case LIB_RM_VERSION_MISMATCH:
@@ -335,10 +426,7 @@ EXPORT nvml_return nvmlSystemGetCudaDriverVersion_v2(int *version)
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlSystemGetCudaDriverVersion(int *version)
-{
-    return nvmlSystemGetCudaDriverVersion_v2(version);
-}
+OLDER(nvmlSystemGetCudaDriverVersion, nvmlSystemGetCudaDriverVersion_v2, int *version);
 
 /* handles */
 
@@ -349,10 +437,7 @@ EXPORT nvml_return nvmlDeviceGetCount_v2(unsigned *count)
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlDeviceGetCount(unsigned *count)
-{
-    return nvmlDeviceGetCount_v2(count);
-}
+OLDER(nvmlDeviceGetCount, nvmlDeviceGetCount_v2, unsigned *count);
 
 EXPORT nvml_return nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle)
 {
@@ -364,10 +449,7 @@ EXPORT nvml_return nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle)
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlDeviceGetHandleByIndex(unsigned index, void **handle)
-{
-    return nvmlDeviceGetHandleByIndex_v2(index, handle);
-}
+OLDER(nvmlDeviceGetHandleByIndex, nvmlDeviceGetHandleByIndex_v2, unsigned index, void **handle);
 
 static void *find_uuid(const char *uuid)
 {
@@ -463,6 +545,12 @@ struct pci_info {
     char bus_id[32];
 };
 
+static void write_legacy_bus_id(const struct gpu *gpu, struct pci_info *out)
+{
+    snprintf(out->bus_id_legacy, sizeof out->bus_id_legacy, "%04X:%02X:%02X.0",
+             gpu->domain & 0xffff, gpu->bus & 0xff, gpu->device & 0x1f);
+}
+
 EXPORT nvml_return nvmlDeviceGetPciInfo_v3(void *handle, struct pci_info *out)
 {
     struct gpu *gpu;
@@ -475,22 +563,31 @@ EXPORT nvml_return nvmlDeviceGetPciInfo_v3(void *handle, struct pci_info *out)
     out->device = gpu->device;
     out->pci_device_id = 0x233010de;
     out->pci_subsystem_id = 0x16c110de;
-    snprintf(out->bus_id_legacy, sizeof out->bus_id_legacy, "%04X:%02X:%02X.0",
-             gpu->domain & 0xffff, gpu->bus & 0xff, gpu->device & 0x1f);
+    if (gpu->nobusid)
+        return SUCCESS;
+    write_legacy_bus_id(gpu, out);
     snprintf(out->bus_id, sizeof out->bus_id, "%08X:%02X:%02X.0", gpu->domain, gpu->bus & 0xff,
              gpu->device & 0x1f);
     return SUCCESS;
 }
 
+/* Older versions end before the long bus id. */
 EXPORT nvml_return nvmlDeviceGetPciInfo_v2(void *handle, struct pci_info *out)
 {
-    return nvmlDeviceGetPciInfo_v3(handle, out);
+    struct gpu *gpu;
+
+    REQUIRE(handle);
+    gpu = gpu_behind(handle);
+    memset(out, 0, offsetof(struct pci_info, bus_id));
+    out->domain = gpu->domain;
+    out->bus = gpu->bus;
+    out->device = gpu->device;
+    if (!gpu->nobusid)
+        write_legacy_bus_id(gpu, out);
+    return SUCCESS;
 }
 
-EXPORT nvml_return nvmlDeviceGetPciInfo(void *handle, struct pci_info *out)
-{
-    return nvmlDeviceGetPciInfo_v3(handle, out);
-}
+OLDER(nvmlDeviceGetPciInfo, nvmlDeviceGetPciInfo_v2, void *handle, struct pci_info *out);
 
 /* nvmlMemory_t, bytes */
 struct memory {
@@ -636,7 +733,4 @@ EXPORT nvml_return nvmlDeviceGetAttributes_v2(void *handle, struct attributes *o
     return SUCCESS;
 }
 
-EXPORT nvml_return nvmlDeviceGetAttributes(void *handle, struct attributes *out)
-{
-    return nvmlDeviceGetAttributes_v2(handle, out);
-}
+OLDER(nvmlDeviceGetAttributes, nvmlDeviceGetAttributes_v2, void *handle, struct attributes *out);

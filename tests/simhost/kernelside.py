@@ -6,9 +6,11 @@ Everything is written below a directory given; mounting it is the business of na
 
 from __future__ import annotations
 
+import fnmatch
 import grp
 import os
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,20 +18,50 @@ from artefacts import cuda_version
 
 MODEL = "NVIDIA H100 80GB HBM3"
 MEMORY_MIB = 81559
-# Slots of an eight-GPU server; more GPUs get more buses.
+MAX_GPUS = 64
+# Seven 1g.10gb instances, as the driver numbers them.
+MAX_MIGS = 7
+FIRST_GPU_INSTANCE = 7
+MIG_MEMORY_MIB = 9856
+# Slots of an eight-GPU server; more GPUs get more buses, and then another domain, which needs more
+# than four digits.
 BUSES = (0x1A, 0x1B, 0x4A, 0x4B, 0x8A, 0x8B, 0xCA, 0xCB)
+FAR_DOMAIN = 0x10000
+# Faults of which the fake NVML, which knows all others, is not told.
+OTHER_FAULTS = ("nosymbol", "nonode", "no-mig-minors", "no-capabilities")
 NVIDIA_MAJOR = 195
 DRM_MAJOR = 226
 
 
 @dataclass(frozen=True)
+class Mig:
+    """One MIG device: the only compute instance of its GPU instance."""
+
+    index: int
+    uuid: str
+    gpu_instance: int
+    compute_instance: int = 0
+
+
+@dataclass(frozen=True)
 class Gpu:
-    """One simulated GPU; its minor number is its index."""
+    """One simulated GPU; its minor number is its index. *migs* is None outside of MIG mode."""
 
     index: int
     uuid: str
     bus_id: str
     card: int
+    name: str
+    migs: tuple[Mig, ...] | None
+
+    @property
+    def capabilities(self) -> list[str]:
+        """The capabilities that grant its MIG devices, as `mig-minors` names them."""
+        names = []
+        for mig in self.migs or ():
+            instance = f"gpu{self.index}/gi{mig.gpu_instance}"
+            names += [f"{instance}/access", f"{instance}/ci{mig.compute_instance}/access"]
+        return names
 
 
 @dataclass(frozen=True)
@@ -51,6 +83,12 @@ class Host:
     gpus: tuple[Gpu, ...]
     modify_device_files: bool
     majors: dict[str, int]
+    faults: tuple[str, ...] = ()
+
+    def faults_named(self, name: str) -> list[str]:
+        """Return the argument of each fault *name*, "" where it has none."""
+        found = (fault.partition(" ") for fault in self.faults)
+        return [argument for word, _, argument in found if word == name]
 
     def nodes(self) -> list[Node]:
         """Return the device nodes that the driver and its tools would have made."""
@@ -69,11 +107,28 @@ class Host:
             nodes.append(Node(f"dri/card{gpu.card}", DRM_MAJOR, gpu.card, 0o660, "video"))
             render = 128 + gpu.card
             nodes.append(Node(f"dri/renderD{render}", DRM_MAJOR, render, 0o660, "render"))
-        return nodes
+        minors = mig_minors(len(self.gpus))
+        granted = [minors[name] for gpu in self.gpus for name in gpu.capabilities]
+        nodes += [Node(f"nvidia-caps/nvidia-cap{minor}", caps, minor, 0o444) for minor in granted]
+        missing = self.faults_named("nonode")
+        return [n for n in nodes if not any(fnmatch.fnmatch(n.path, m) for m in missing)]
 
 
-def plan_host(version: str, count: int, *, modify_device_files: bool) -> Host:
-    """Return a host of *count* GPUs whose dynamic majors nothing on this machine uses."""
+def plan_host(
+    version: str,
+    count: int,
+    *,
+    modify_device_files: bool,
+    names: dict[int, str] | None = None,
+    migs: dict[int, int] | None = None,
+    faults: Sequence[str] = (),
+) -> Host:
+    """Return a host of *count* GPUs whose dynamic majors nothing on this machine uses.
+
+    *names* are those of GPUs that are no usual one; *migs* says how many MIG devices a GPU in MIG
+    mode has.
+    """
+    names, migs = names or {}, migs or {}
     taken = _taken_majors(Path("/proc/devices").read_text(encoding="ascii"))
     majors = {}
     # A node with a major in use here would open somebody else's device.
@@ -91,21 +146,52 @@ def plan_host(version: str, count: int, *, modify_device_files: bool) -> Host:
         Gpu(
             index,
             f"GPU-{0x5F1E0000 + index:08x}-9a3c-4d27-8b60-{0xC1D2E3F4A00 + index:012x}",
-            f"0000:{BUSES[index] if index < len(BUSES) else 0xD0 + index - 8:02x}:00.0",
+            _bus_id(index),
             card + index,
+            names.get(index, MODEL),
+            _migs(index, migs[index]) if index in migs else None,
         )
         for index in range(count)
     )
-    return Host(version, gpus, modify_device_files, majors)
+    return Host(version, gpus, modify_device_files, majors, tuple(faults))
 
 
-def nvml_conf(host: Host, faults: list[str]) -> str:
-    """Return fakenvml.conf for *host*; *faults* are like `init-fails 9` or `initdelay_us 2000`."""
+def _bus_id(index: int) -> str:
+    """Return the bus id of GPU *index* as sysfs spells it."""
+    if index < len(BUSES):
+        return f"0000:{BUSES[index]:02x}:00.0"
+    bus = 0xD0 + index - len(BUSES)
+    return f"0000:{bus:02x}:00.0" if bus <= 0xFF else f"{FAR_DOMAIN:04x}:{bus - 0xFF:02x}:00.0"
+
+
+def _migs(gpu: int, count: int) -> tuple[Mig, ...]:
+    return tuple(
+        Mig(
+            index,
+            f"MIG-{0x3A7C0000 + 16 * gpu + index:08x}-51d2-5e0b-9f14-{0xB2A3C4D5E00 + gpu:012x}",
+            FIRST_GPU_INSTANCE + index,
+        )
+        for index in range(count)
+    )
+
+
+def nvml_conf(host: Host) -> str:
+    """Return fakenvml.conf for *host*."""
+    faults = [f for f in host.faults if f.partition(" ")[0] not in OTHER_FAULTS]
     lines = [
         f"driver {host.version}",
         f"nvml 12.{host.version}",
         f"cuda {cuda_version(host.version)}",
-        *(f"gpu {g.uuid} {g.index} {g.bus_id} {MEMORY_MIB} 0 {MODEL}" for g in host.gpus),
+        *(
+            f"gpu {g.uuid} {g.index} {g.bus_id} {MEMORY_MIB} {int(g.migs is not None)} {g.name}"
+            for g in host.gpus
+        ),
+        *(
+            f"mig {g.index} {m.index} {m.uuid} {m.gpu_instance} {m.compute_instance} 1 1 "
+            f"{MIG_MEMORY_MIB}"
+            for g in host.gpus
+            for m in g.migs or ()
+        ),
         *(f if f.startswith("initdelay_us ") else f"fault {f}" for f in faults),
     ]
     return "".join(f"{line}\n" for line in lines)
@@ -134,7 +220,7 @@ def write_proc_driver(host: Host, directory: Path) -> None:
         entry = nvidia / "gpus" / gpu.bus_id
         entry.mkdir()
         (entry / "information").write_text(
-            f"Model: \t\t {MODEL}\n"
+            f"Model: \t\t {gpu.name}\n"
             f"IRQ:   \t\t {100 + gpu.index}\n"
             f"GPU UUID: \t {gpu.uuid}\n"
             "Video BIOS: \t 96.00.5e.00.01\n"
@@ -148,11 +234,32 @@ def write_proc_driver(host: Host, directory: Path) -> None:
         )
     caps = directory / "nvidia-caps"
     caps.mkdir()
-    (caps / "mig-minors").write_text("".join(_mig_minors()))
+    minors = mig_minors(len(host.gpus))
+    if not host.faults_named("no-mig-minors"):
+        lines = (f"{name} {minor}\n" for name, minor in minors.items())
+        (caps / "mig-minors").write_text("".join(lines))
+    if not host.faults_named("no-capabilities"):
+        _write_capabilities(host, nvidia / "capabilities", minors)
     (caps / "nvlink-minors").write_text("fabric-mgmt 1\n")
     (caps / "sys-minors").write_text("fabric-imex-mgmt 1\n")
     for path in directory.rglob("*"):
         path.chmod(0o555 if path.is_dir() else 0o444)
+
+
+def _write_capabilities(host: Host, tree: Path, minors: dict[str, int]) -> None:
+    """Write the tree of capabilities: those of the instances that there are, each a file."""
+    files = {"mig/config": ("config", 0o400), "mig/monitor": ("monitor", 0o444)}
+    for gpu in host.gpus:
+        for name in gpu.capabilities:
+            top, _, rest = name.partition("/")
+            files[f"{top}/mig/{rest}"] = (name, 0o444)
+        if gpu.migs is not None:
+            (tree / f"gpu{gpu.index}/mig").mkdir(parents=True, exist_ok=True)
+    for file, (name, mode) in files.items():
+        (tree / file).parent.mkdir(parents=True, exist_ok=True)
+        (tree / file).write_text(
+            f"DeviceFileMinor: {minors[name]}\nDeviceFileMode: {mode}\nDeviceFileModify: 1\n"
+        )
 
 
 def proc_devices(host: Host, machine: str) -> str:
@@ -220,15 +327,11 @@ def _group(name: str) -> int:
         return 0
 
 
-def _mig_minors() -> list[str]:
+def mig_minors(gpus: int) -> dict[str, int]:
     """Return every capability there can be: the driver lists them with or without the GPUs."""
-    lines = ["config 1\n", "monitor 2\n"]
-    minor = 3
-    for gpu in range(32):
+    names = ["config", "monitor"]
+    for gpu in range(max(gpus, 32)):
         for instance in range(15):
-            lines.append(f"gpu{gpu}/gi{instance}/access {minor}\n")
-            minor += 1
-            for compute in range(8):
-                lines.append(f"gpu{gpu}/gi{instance}/ci{compute}/access {minor}\n")
-                minor += 1
-    return lines
+            names.append(f"gpu{gpu}/gi{instance}/access")
+            names += [f"gpu{gpu}/gi{instance}/ci{compute}/access" for compute in range(8)]
+    return {name: minor for minor, name in enumerate(names, 1)}

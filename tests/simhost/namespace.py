@@ -19,6 +19,7 @@ from pathlib import Path
 
 import cgroups
 import kernelside
+import symbols
 from artefacts import BUILD, LIBRARY_DIRECTORY, SimhostError
 
 # Numbers of mount(2), umount2(2), unshare(2) and prctl(2).
@@ -86,7 +87,6 @@ def bind(source: Path | str, target: Path | str) -> None:
 
 def enter(
     host: kernelside.Host,
-    faults: list[str],
     driver: Driver,
     groups: list[cgroups.Hierarchy],
 ) -> Entered:
@@ -111,8 +111,8 @@ def enter(
     for directory in ("/run/gpuruntime", "/etc/cdi", "/run/cdi"):
         os.makedirs(directory, exist_ok=True)
         mount("tmpfs", directory, "tmpfs", 0, "mode=755")
-    conf = _replace_nvml(root, driver)
-    conf.write_text(kernelside.nvml_conf(host, faults))
+    conf = _replace_nvml(root, driver, host.faults_named("nosymbol"))
+    conf.write_text(kernelside.nvml_conf(host))
     os.chdir(cwd)
     return Entered(root, conf)
 
@@ -167,11 +167,11 @@ def _hide_other_drivers(tree: Path) -> None:
                 other.unlink()
 
 
-def _replace_nvml(root: Path, driver: Driver) -> Path:
+def _replace_nvml(root: Path, driver: Driver, missing: Sequence[str]) -> Path:
     """Put the fake NVML, and the nvidia-smi that knows it, where *root* has the real ones.
 
-    Returns the path of the file that the fake NVML reads. The tree below is not touched: these are
-    the first writes to the overlay.
+    The functions *missing* are not in it. Returns the path of the file that the fake NVML reads.
+    The tree below is not touched: these are the first writes to the overlay.
     """
     library = (root / LIBRARY_DIRECTORY / "libnvidia-ml.so.1").resolve(strict=True)
     for new, old in (
@@ -180,6 +180,10 @@ def _replace_nvml(root: Path, driver: Driver) -> Path:
     ):
         old.unlink(missing_ok=True)
         shutil.copy(new, old)
+    try:
+        library.write_bytes(symbols.without(library.read_bytes(), missing))
+    except ValueError as error:
+        raise SimhostError(str(error)) from None
     return library.with_name("fakenvml.conf")
 
 

@@ -68,7 +68,23 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="FAULT",
-        help='"init-fails [CODE]", "init-hangs", "lost INDEX" or "initdelay_us N"; repeatable',
+        help='"init-fails [CODE]", "init-hangs", "lost GPU", "mig-lost GPU INDEX", "nobusid GPU", '
+        '"fails FUNCTION CODE [GPU]", "initdelay_us N" of NVML; "nosymbol FUNCTION": NVML lacks '
+        'it; "nonode PATTERN", "no-mig-minors", "no-capabilities" of the kernel; repeatable',
+    )
+    run_parser.add_argument(
+        "--mig",
+        action="append",
+        default=[],
+        metavar="GPU:COUNT",
+        help='this GPU ("all": each) is in MIG mode with COUNT devices, 0 to 7; repeatable',
+    )
+    run_parser.add_argument(
+        "--gpu-name",
+        action="append",
+        default=[],
+        metavar="GPU:NAME",
+        help="this GPU's product name, \\xNN for odd bytes; repeatable",
     )
     run_parser.add_argument("--modify-device-files", type=int, choices=[0, 1], default=1)
     run_parser.add_argument(
@@ -95,8 +111,12 @@ def run(options: argparse.Namespace) -> int:
         raise SimhostError("the simulated host needs root", "run it with sudo")
     if "SIMHOST" in os.environ:
         raise SimhostError("this is a simulated host already", "run the command by itself")
-    if not 1 <= options.gpus <= 32:
-        raise SimhostError(f"cannot simulate {options.gpus} GPUs", "ask for 1 to 32")
+    if not 1 <= options.gpus <= kernelside.MAX_GPUS:
+        raise SimhostError(
+            f"cannot simulate {options.gpus} GPUs", f"ask for 1 to {kernelside.MAX_GPUS}"
+        )
+    names = dict(_of_gpu("--gpu-name", word, options.gpus) for word in options.gpu_name)
+    migs = _mig_counts(options.mig, options.gpus)
     try:
         if options.driver_root is not None:
             tree = options.driver_root.resolve()
@@ -109,8 +129,14 @@ def run(options: argparse.Namespace) -> int:
     driver = namespace.Driver(
         tree, artefacts.fake_nvml(), artefacts.nvidia_smi(), separate=options.separate_root
     )
-    modify = bool(options.modify_device_files)
-    host = kernelside.plan_host(version, options.gpus, modify_device_files=modify)
+    host = kernelside.plan_host(
+        version,
+        options.gpus,
+        modify_device_files=bool(options.modify_device_files),
+        names=names,
+        migs=migs,
+        faults=options.fault,
+    )
 
     # Signals wait to be taken up by the loops below; the command gets its mask back.
     mask: set[int] = set(signal.pthread_sigmask(signal.SIG_BLOCK, WAITED))
@@ -135,6 +161,26 @@ def run(options: argparse.Namespace) -> int:
         if os.waitpid(remover, 0)[1] != 0:
             print("simhost: could not remove all cgroups", file=sys.stderr)
     return status
+
+
+def _of_gpu(option: str, word: str, gpus: int) -> tuple[int, str]:
+    """Return index and value of *word*, `GPU:VALUE`."""
+    index, colon, value = word.partition(":")
+    if not (colon and index.isdecimal() and int(index) < gpus):
+        raise SimhostError(f'{option} "{word}" is not GPU:VALUE of one of {gpus} GPUs')
+    return int(index), value
+
+
+def _mig_counts(words: list[str], gpus: int) -> dict[int, int]:
+    """Return how many MIG devices each GPU in MIG mode has."""
+    counts = {}
+    for word in words:
+        every = range(gpus) if word.startswith("all:") else None
+        index, value = _of_gpu("--mig", word.replace("all:", "0:", 1) if every else word, gpus)
+        if not (value.isdecimal() and int(value) <= kernelside.MAX_MIGS):
+            raise SimhostError(f'--mig "{word}" is not GPU:COUNT, COUNT 0 to 7')
+        counts.update(dict.fromkeys(every or (index,), int(value)))
+    return counts
 
 
 def _start_remover(groups: list[cgroups.Hierarchy], life: int, held: int) -> int:
@@ -169,7 +215,7 @@ def _first_process(
 ) -> NoReturn:
     """Be process 1 of the simulated host: set it up, run the command, end with its status."""
     try:
-        inside = namespace.enter(host, options.fault, driver, groups)
+        inside = namespace.enter(host, driver, groups)
         command = os.fork()
         if command == 0:
             _command(options.command, inside, mask)

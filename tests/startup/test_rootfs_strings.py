@@ -61,6 +61,9 @@ ALLOWED = {
         "_masked_params",
         "os.open(PARAMS, os.O_RDONLY | os.O_CLOEXEC)",
     ),
+    # By descriptor.
+    ("hooks/classic.py", "_mounted", "os.listdir"),
+    ("hooks/classic.py", "_mount_id", "open"),
     ("hooks/state.py", "open_root", "posixpath.join(bundle, path)"),
 }
 

@@ -39,11 +39,14 @@ def on_host(script: str, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+SUMMARY = r"[0-9]+ GPUs, [0-9]+ MIG devices, [0-9]+ files; required and missing: "
+
+
 def generated(arguments: str = "", *options: str, prepare: str = ":") -> dict[str, Any]:
-    """Return the spec that *arguments* generate; nothing may be said on stderr."""
+    """Return the spec that *arguments* generate; stderr may only sum up."""
     done = on_host(f'{prepare}; eval "$GENERATE {arguments} --format json"', *options)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    assert re.fullmatch(f"{SUMMARY}none\n", done.stderr), done.stderr
     spec: dict[str, Any] = json.loads(done.stdout)
     return spec
 
@@ -67,12 +70,18 @@ def files(spec: dict[str, Any]) -> set[str]:
     return {os.path.basename(m["containerPath"]) for m in spec["containerEdits"]["mounts"]}
 
 
+def golden(text: str) -> str:
+    """Return the golden file with the stamp of *text*, which is of this boot."""
+    stamp = re.search("^# Made for driver .*\n", text, re.MULTILINE)
+    assert stamp is not None
+    return GOLDEN.read_text().replace("---\n", f"---\n{stamp[0]}", 1)
+
+
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the golden file is of x86-64")
 def test_the_golden_spec() -> None:
     """Every byte: a change of the generator shows itself in review."""
     done = on_host('eval "$GENERATE"')
-    assert done.stderr == ""
-    assert done.stdout == GOLDEN.read_text()
+    assert done.stdout == golden(done.stdout), GOLDEN
 
 
 def test_both_formats_are_the_same_document() -> None:
@@ -90,7 +99,9 @@ def test_devices_have_names_by_index_by_uuid_and_all() -> None:
     assert spec["kind"] == "nvidia.com/gpu"
     assert re.fullmatch(r"0 1 GPU-[0-9a-f-]{36} GPU-[0-9a-f-]{36} all", " ".join(names(spec)))
     every = spec["devices"][-1]["containerEdits"]["deviceNodes"]
-    assert [node["path"] for node in every] == ["/dev/nvidia0", "/dev/nvidia1"]
+    paths = [node["path"] for node in every]
+    assert paths[:2] == ["/dev/nvidia0", "/dev/nvidia1"]
+    assert re.fullmatch(r"(/dev/dri/card\d+ ){2}(/dev/dri/renderD\d+ ?){2}", " ".join(paths[2:]))
 
 
 def test_nodes_carry_a_path_and_permissions_only() -> None:
@@ -99,7 +110,8 @@ def test_nodes_carry_a_path_and_permissions_only() -> None:
     nodes = list(spec["containerEdits"]["deviceNodes"])
     for device in spec["devices"]:
         nodes += device["containerEdits"]["deviceNodes"]
-    assert len(nodes) == 4 + 8 + 8 + 8
+    # Each GPU by two names and among all of them, with two nodes of DRM.
+    assert len(nodes) == 4 + 3 * (8 + 8 + 8)
     assert all(set(node) == {"path", "permissions"} for node in nodes)
     assert all(node["permissions"] == "rw" for node in nodes)
 
@@ -114,19 +126,21 @@ def test_every_hook_has_an_environment_a_path_and_its_name() -> None:
         assert hook["args"][0] == os.path.basename(hook["path"]) == "gpu-cdi-hook"
 
 
-def test_the_default_capabilities_are_compute_and_utility() -> None:
-    """Video and graphics libraries belong to who asks for them."""
-    found = files(generated())
+def test_the_files_of_all_capabilities_or_of_those_that_are_named() -> None:
+    """A container gets what its capabilities ask for; a spec cannot know them."""
     version = "550.163.01"
-    assert {f"libcuda.so.{version}", f"libnvidia-ml.so.{version}", "nvidia-smi"} <= found
+    everything = files(generated())
+    some = files(generated("--driver-capabilities compute,utility"))
+    both = {f"libcuda.so.{version}", f"libnvidia-ml.so.{version}", "nvidia-smi"}
+    assert both <= some < everything
     for name in ("libnvidia-encode", "libnvcuvid", "libGLX_nvidia", "libnvidia-glcore"):
-        assert f"{name}.so.{version}" not in found
+        assert f"{name}.so.{version}" in everything - some
 
 
 def test_an_unknown_library_of_the_driver_is_included() -> None:
     """A driver newer than our table works on its first day."""
     copy = f"cp {LIBRARIES}/libnvidia-tls.so.550.163.01 {LIBRARIES}/libnvidia-new.so.550.163.01"
-    found = files(generated(prepare=copy))
+    found = files(generated("--driver-capabilities utility", prepare=copy))
     assert "libnvidia-new.so.550.163.01" in found
     assert "libnvidia-tls.so.550.163.01" not in found
 
@@ -146,8 +160,11 @@ def test_a_separate_driver_root_is_on_the_host_side_only() -> None:
     """
     spec = generated('--driver-root "$SIMHOST_ROOT" --dev-root /', "--separate-root")
     for mount in spec["containerEdits"]["mounts"]:
-        assert mount["hostPath"] == f"/run/simhost/root{mount['containerPath']}"
-        assert mount["containerPath"].startswith("/usr/")
+        inside = mount["hostPath"].removeprefix("/run/simhost/root")
+        assert inside.removeprefix("/usr") == mount["containerPath"].removeprefix("/usr") or (
+            "/vulkan/" in inside
+        )
+        assert mount["containerPath"].startswith(("/usr/", "/etc/", "/lib/firmware/"))
     assert all("hostPath" not in node for node in spec["containerEdits"]["deviceNodes"])
     together = generated()
     for edits in (spec["containerEdits"], together["containerEdits"]):
@@ -166,9 +183,8 @@ def test_a_separate_dev_root_is_the_host_path_of_the_nodes() -> None:
         "hostPath": "/run/other/dev/nvidia0",
         "permissions": "rw",
     }
-    assert all(
-        mount["hostPath"] == mount["containerPath"] for mount in spec["containerEdits"]["mounts"]
-    )
+    for mount in spec["containerEdits"]["mounts"]:
+        assert "/vulkan/" in mount["hostPath"] or not mount["hostPath"].startswith("/run/other")
 
 
 def test_a_driver_root_that_is_not_there_is_named() -> None:
@@ -205,8 +221,8 @@ def test_saving_is_atomic_idempotent_and_for_everybody_to_read() -> None:
         *(".:", "made", "nvidia.json", "other", "", "made/deep:", "nvidia.yaml"),
     ]
     told = [line.split('"')[0].strip() for line in done.stderr.splitlines()]
-    assert told == ["wrote", "unchanged", "wrote", "wrote", "wrote"]
-    assert all(line.endswith(": 8 GPUs") for line in done.stderr.splitlines())
+    assert told[::2] == ["wrote", "unchanged", "wrote", "wrote", "wrote"]
+    assert all(line.startswith("8 GPUs, ") for line in told[1::2])
 
 
 @pytest.mark.parametrize(
@@ -249,7 +265,8 @@ def test_one_lost_gpu_does_not_cost_the_others() -> None:
     """Seven GPUs go on working after the eighth fell off the bus."""
     done = on_host('eval "$GENERATE --format json"', "--fault", "lost 3")
     assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"warning: GPU 3 is left out: [ -~]+\n", done.stderr)
+    left_out = r"GPU 3 is left out: [ -~]+\n"
+    assert re.fullmatch(rf"warning: {left_out}{SUMMARY}{left_out}", done.stderr), done.stderr
     spec = json.loads(done.stdout)
     assert [name for name in names(spec) if name.isdigit()] == ["0", "1", "2", "4", "5", "6", "7"]
     every = spec["devices"][-1]["containerEdits"]["deviceNodes"]
@@ -342,8 +359,142 @@ def test_the_real_user_space(branch: str) -> None:
     wanted = ("libcuda", "libnvidia-ml", "libnvidia-ptxjitcompiler")
     assert {f"{name}.so.{version}" for name in wanted} <= found
     assert "nvidia-smi" in found
-    assert not any("encode" in name or "GL" in name for name in found)
+    some = files(generated("--driver-capabilities compute,utility", "--driver-root", str(root)))
+    assert not any("encode" in name or "GL" in name for name in some)
     args = spec["containerEdits"]["hooks"][0]["args"]
     links = [args[i + 1] for i, word in enumerate(args) if word == "--link"]
     assert any(re.fullmatch(r"libcuda\.so\.1::/\S+/libcuda\.so", link) for link in links)
     assert len(names(spec)) == 17
+
+
+def test_device_ids_and_names() -> None:
+    """The incumbent's options, each also from its environment variable."""
+    options = ("--gpus", "3")
+    assert names(generated("--device-id 1 --device-name-strategy index", *options)) == ["1", "all"]
+    assert names(generated("--device 2,0 --device-name-strategy type-index --no-all-device")) == [
+        *("gpu0", "gpu2"),
+    ]
+    spec = generated("--vendor example.com --class device", *options)
+    assert spec["kind"] == "example.com/device"
+    twins = "NVIDIA_CTK_CDI_GENERATE_DEVICE_IDS=0,1 NVIDIA_CTK_CDI_GENERATE_NO_ALL_DEVICE=true"
+    prepare = f"export {twins} NVIDIA_CTK_CDI_GENERATE_DEVICE_NAME_STRATEGIES=index"
+    assert names(generated("", *options, prepare=prepare)) == ["0", "1"]
+
+
+def test_the_device_none_is_the_driver_alone() -> None:
+    """For containers that only ask NVML, or that have their nodes from elsewhere."""
+    done = on_host('eval "$GENERATE --device-id none --format json"')
+    assert 'with the device "none" there is no device "all"' in done.stderr
+    spec = json.loads(done.stdout)
+    assert names(spec) == ["none"]
+    assert spec["devices"][0]["containerEdits"] == {"env": ["NVCT_EMPTY_DEVICE="]}
+    assert "libcuda.so.550.163.01" in files(spec)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("--mode csv", "not there yet"),
+        ("--mode nonsense", "invalid discovery mode"),
+        ("--device-name-strategy name", "invalid device name strategy"),
+        ("--device-id 99", 'no device "99"'),
+        ("--device-id GPU-nonsense", "neither an index nor a UUID"),
+        ("--vendor 0", "is no vendor name"),
+        ("--class a/b", "is no class name"),
+        ("--driver-capabilities compute,everything", "invalid driver capability"),
+        ("--disable-hook nonsense", "invalid hook"),
+        ("--enable-hook all", "invalid hook"),
+        ("--hook-path no-such-hook", "neither beside this program nor on PATH"),
+        ("--max-spec-version 0.3.0", "cannot be written for version 0.3.0"),
+        ("--max-spec-version 9", "is not known"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused(arguments: str, told: str) -> None:
+    """Before anything is written."""
+    assert told in refused(arguments)
+
+
+def test_management_mode_has_every_node_and_no_graphics() -> None:
+    """For containers that look after GPUs; of another kind, so that nobody gets it unasked."""
+    spec = generated("--mode management", "--gpus", "2")
+    assert spec["kind"] == "management.nvidia.com/gpu"
+    (device,) = spec["devices"]
+    assert device["name"] == "all"
+    paths = {node["path"] for node in device["containerEdits"]["deviceNodes"]}
+    assert {"/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm"} <= paths
+    assert {"/dev/nvidia-caps/nvidia-cap1", "/dev/nvidia-caps/nvidia-cap2"} <= paths
+    (hook,) = spec["containerEdits"]["hooks"]
+    assert "--mask-params" not in hook["args"]
+
+
+def test_separate_hooks_for_the_incumbent_s_program() -> None:
+    """It does not know ours; its own it has one a step, and one of them is off by default."""
+    arguments = "--nvidia-cdi-hook-path /usr/bin/nvidia-cdi-hook --ldconfig-path /sbin/ldconfig"
+    hooks = generated(arguments)["containerEdits"]["hooks"]
+    assert [hook["args"][:2] for hook in hooks] == [
+        ["nvidia-cdi-hook", name]
+        for name in (
+            *("create-symlinks", "enable-cuda-compat", "update-ldcache"),
+            *("disable-device-node-modification", "update-application-profile"),
+        )
+    ]
+    assert hooks[2]["args"][2:4] == ["--ldconfig-path", "/sbin/ldconfig"]
+    assert generated(f"{arguments} --disable-hook all")["containerEdits"].get("hooks") is None
+    one = generated(f"{arguments} --disable-hook all --enable-hook enable-cuda-compat")
+    assert [h["args"][1] for h in one["containerEdits"]["hooks"]] == ["enable-cuda-compat"]
+
+
+def test_what_newer_consumers_understand_is_opted_in() -> None:
+    """Either member makes older engines refuse the whole spec."""
+    spec = generated("--annotations --additional-gids")
+    assert spec["cdiVersion"] == "0.7.0"
+    assert spec["annotations"] == {"gpuruntime/driver-version": "550.163.01"}
+    groups = spec["devices"][0]["containerEdits"]["additionalGids"]
+    assert all(group > 0 for group in groups)
+    done = on_host(
+        'eval "$GENERATE --annotations --additional-gids --max-spec-version 0.5.0 --format json"'
+    )
+    assert json.loads(done.stdout) == generated()
+    assert 'left out of the spec: annotation "gpuruntime/driver-version"' in done.stderr
+
+
+def test_refresh_writes_only_what_changed() -> None:
+    """Run at every boot, by a timer, after each package: mostly there is nothing to do."""
+    refresh = GENERATE.replace("cdi generate", "cdi refresh") + " --output /run/cdi/nvidia.yaml"
+    done = on_host(
+        f"""REFRESH="{refresh}"
+        eval "$REFRESH" 2>&1 | grep -v "files;"; stat -c %i /run/cdi/nvidia.yaml > /run/first
+        eval "$REFRESH" 2>&1; stat -c %i /run/cdi/nvidia.yaml | cmp - /run/first
+        cp {LIBRARIES}/libnvidia-tls.so.550.163.01 {LIBRARIES}/libnvidia-new.so.550.163.01
+        eval "$REFRESH" 2>&1 | grep -v "files;"
+        echo broken > /run/cdi/nvidia.yaml; eval "$REFRESH" 2>&1 | grep -v "files;"
+        grep -c libnvidia-new /run/cdi/nvidia.yaml
+        """
+    )
+    lines = done.stdout.splitlines()
+    assert lines[0] == 'wrote "/run/cdi/nvidia.yaml"', done.stdout + done.stderr
+    assert lines[1] == 'unchanged "/run/cdi/nvidia.yaml": the host is as it was'
+    assert lines[2] == "changed since: library directories"
+    added = [line for line in lines[3:-2] if line.startswith("+ common edits: mount ")]
+    assert len(added) == 1
+    assert "libnvidia-new.so.550.163.01" in added[0]
+    assert lines[-2] == 'wrote "/run/cdi/nvidia.yaml"'
+    assert int(lines[-1]) >= 1
+
+
+def test_refresh_keeps_a_good_spec() -> None:
+    """A GPU that fell off the bus, or a driver that is half gone, is no reason to write less."""
+    refresh = GENERATE.replace("cdi generate", "cdi refresh") + " --output /run/cdi/nvidia.json"
+    done = on_host(
+        f"""REFRESH="{refresh}"
+        eval "$REFRESH" 2>/dev/null; cp /run/cdi/nvidia.json /run/good
+        rm /dev/nvidia2; eval "$REFRESH"; echo $?; cmp /run/cdi/nvidia.json /run/good
+        rm {LIBRARIES}/libcuda.so.550.163.01; eval "$REFRESH"; echo $?
+        cmp /run/cdi/nvidia.json /run/good; echo $?; ls /run/cdi
+        """,
+        "--gpus",
+        "3",
+    )
+    assert done.stdout.splitlines() == ["1", "1", "0", "nvidia.json"], done.stderr
+    assert 'error: spec: "/run/cdi/nvidia.json" stays as it is' in done.stderr
+    assert "would lack 2, GPU-" in done.stderr

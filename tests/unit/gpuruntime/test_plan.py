@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An inventory becomes edits: what each container gets, and what each GPU adds."""
+"""An inventory becomes edits: what each container gets, and what each device adds."""
 
 from __future__ import annotations
 
@@ -7,118 +7,265 @@ from typing import Any
 
 import pytest
 
-from cdi import generate
+from cdi import advice, generate
 from cdi.errors import CdiError
-from gpuruntime import plan
-from gpuruntime.model import Binary, Gpu, Inventory, Library, Node
+from gpuruntime import plan, resolve
+from gpuruntime.errors import RequestError, UnresolvedDeviceError
+from gpuruntime.model import Driver, File, Gpu, GpuNodes, Library, MigDevice, Node
 from hooks import update_container
 
 DIRECTORY = "/usr/lib64"
+STYLE = plan.Style("/bin/gpu-cdi-hook")
+SEPARATE = plan.Style("/bin/nvidia-ctk", separate=True, disabled=())
+UUID = "GPU-01234567-89ab-cdef-0123-456789abcde{}"
+MIG_UUID = "MIG-01234567-89ab-cdef-0123-456789abc{}{}f"
+BOTH = (resolve.INDEX, resolve.UUID)
 
 
-def library(name: str, soname: str, dev_link: str = "") -> Library:
+def library(name: str, soname: str, **members: Any) -> Library:
     """Return a library below a driver root of its own."""
     path = f"{DIRECTORY}/{name}"
     return Library(
-        host_path=f"/driver{path}",
-        container_path=path,
-        soname=soname,
-        abi="x86-64",
-        dev_link=dev_link,
+        host_path=f"/driver{path}", container_path=path, soname=soname, abi="x86-64", **members
     )
 
 
-LIBRARIES = (
-    library("libcuda.so.1.2", "libcuda.so.1", "libcuda.so"),
-    library("libplain.so.1.2", "libplain.so.1.2"),
+def file(kind: str, path: str, **members: Any) -> File:
+    """Return another file of the driver."""
+    return File(kind=kind, host_path=f"/driver{path}", container_path=path, **members)
+
+
+DRIVER = Driver(
+    version="1.2",
+    libraries=(
+        library("libcuda.so.1.2", "libcuda.so.1", dev_link="libcuda.so"),
+        library("libplain.so.1.2", "libplain.so.1.2"),
+        library("libGLX_nvidia.so.1.2", "libGLX_nvidia.so.0", links=("a::/usr/lib64/b",)),
+    ),
+    files=(
+        file("binary", "/usr/bin/nvidia-smi"),
+        file("ipc", "/run/nvidia-persistenced/socket"),
+        file("xorg", "/usr/lib/xorg/x.so.1.2", links=("x.so.1.2::/usr/lib/xorg/x.so",)),
+    ),
 )
+CONTROL = (Node(host_path="/host/dev/nvidiactl", container_path="/dev/nvidiactl"),)
 
 
-def inventory(*gpus: tuple[Gpu, Node], **changed: Any) -> Inventory:
-    """Return a small machine with *gpus*."""
-    values: dict[str, Any] = {
-        "driver_version": "1.2",
-        "gpus": gpus,
-        "control_nodes": (Node(host_path="/host/dev/ctl", container_path="/dev/ctl"),),
-        "libraries": LIBRARIES,
-        "binaries": (Binary(host_path="/driver/usr/bin/smi", container_path="/usr/bin/smi"),),
-        "problems": (),
-    }
-    return Inventory(**{**values, **changed})
+def node(path: str, group: int = 0) -> Node:
+    """Return a node that has the same path on the host."""
+    return Node(host_path=path, container_path=path, group=group)
 
 
-def gpu(index: int, minor: int) -> tuple[Gpu, Node]:
-    """Return a GPU and its node."""
-    path = f"/dev/nvidia{minor}"
-    return (
-        Gpu(index=index, uuid=f"GPU-{index}", minor=minor, name="x"),
-        Node(host_path=path, container_path=path),
+def gpu(index: int, minor: int, instances: int | None = None) -> GpuNodes:
+    """Return a GPU with its DRM node and, in MIG mode, that many instances."""
+    migs = [
+        (
+            MigDevice(
+                index=i,
+                uuid=MIG_UUID.format(index, i),
+                gpu_instance=i + 7,
+                compute_instance=0,
+            ),
+            node(f"/dev/nvidia-caps/nvidia-cap{10 * i + 3}"),
+            node(f"/dev/nvidia-caps/nvidia-cap{10 * i + 4}"),
+        )
+        for i in range(instances or 0)
+    ]
+    return GpuNodes(
+        gpu=Gpu(
+            index=index,
+            uuid=UUID.format(index),
+            minor=minor,
+            name="x",
+            mig_enabled=instances is not None,
+            mig_devices=tuple(mig[0] for mig in migs),
+        ),
+        node=node(f"/dev/nvidia{minor}"),
+        drm=(node(f"/dev/dri/card{index}", 44),),
+        links=(f"../card{index}::/dev/dri/by-path/pci-0000:0{index}:00.0-card",),
+        mig=tuple(migs),
     )
+
+
+def paths(edits: Any) -> list[str]:
+    """Return the paths of the device nodes of *edits*."""
+    return [item["path"] for item in edits["deviceNodes"]]
+
+
+def named(*gpus: GpuNodes, ids: tuple[str, ...] = ("all",), **options: Any) -> dict[str, Any]:
+    """Return name → edits."""
+    found = resolve.devices(ids, gpus)
+    strategies = options.pop("strategies", BOTH)
+    return dict(plan.named_devices(found, strategies, STYLE, **options))
 
 
 def test_names_follow_the_index_and_nodes_the_minor() -> None:
     """The two differ on real machines: index 0 may be /dev/nvidia3."""
-    named = dict(plan.devices(inventory(gpu(0, 3), gpu(1, 0))))
-    assert list(named) == ["0", "GPU-0", "1", "GPU-1", "all"]
-    paths = {name: [node["path"] for node in e["deviceNodes"]] for name, e in named.items()}
-    assert paths["0"] == paths["GPU-0"] == ["/dev/nvidia3"]
-    assert paths["all"] == ["/dev/nvidia3", "/dev/nvidia0"]
+    found = named(gpu(0, 3), gpu(1, 0))
+    assert list(found) == ["0", UUID.format(0), "1", UUID.format(1), "all"]
+    assert paths(found["0"]) == paths(found[UUID.format(0)]) == ["/dev/nvidia3", "/dev/dri/card0"]
+    assert paths(found["all"]) == [
+        *("/dev/nvidia0", "/dev/nvidia3", "/dev/dri/card0", "/dev/dri/card1")
+    ]
+
+
+def test_mig_devices_take_the_place_of_their_gpu() -> None:
+    """A GPU in MIG mode computes through its instances only; both nodes grant one."""
+    found = named(gpu(0, 0), gpu(1, 1, instances=2), strategies=resolve.STRATEGIES)
+    assert list(found) == [
+        *("0", UUID.format(0), "gpu0", "1:0", MIG_UUID.format(1, 0), "mig1:0"),
+        *("1:1", MIG_UUID.format(1, 1), "mig1:1", "all"),
+    ]
+    assert paths(found["1:1"]) == [
+        *("/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap13", "/dev/nvidia-caps/nvidia-cap14")
+    ]
+    assert "/dev/nvidia-caps/nvidia-cap3" in paths(found["all"])
+
+
+def test_mig_mode_without_instances_is_no_device() -> None:
+    """There is nothing to compute on; the full GPU can be asked for all the same."""
+    assert named(gpu(0, 0, instances=0)) == {}
+    assert list(named(gpu(0, 0, instances=0), ids=("0",), with_all=False)) == ["0", UUID.format(0)]
+
+
+@pytest.mark.parametrize(
+    ("ids", "names"),
+    [
+        (("1",), ["1"]),
+        (("01", "1"), ["1"]),
+        (("0", "2:1"), ["0", "2:1"]),
+        ((UUID.format(1).upper().replace("GPU", "gpu"),), ["1"]),
+        ((MIG_UUID.format(2, 0),), ["2:0"]),
+        ((f"MIG-{UUID.format(2)}/8/0",), ["2:1"]),
+        (("1", "all"), ["0", "1", "2:0", "2:1"]),
+        (("none", "all"), []),
+        (("all", "none"), ["0", "1", "2:0", "2:1"]),
+    ],
+)
+def test_device_ids(ids: tuple[str, ...], names: list[str]) -> None:
+    """Each form that an id can have; the first special one decides alone."""
+    machine = (gpu(0, 0), gpu(1, 1), gpu(2, 2, instances=2))
+    found = resolve.devices(ids, machine)
+    assert [device.name(resolve.INDEX) for device in found] == names
+
+
+@pytest.mark.parametrize("name", ["x", "", "0:1:2", "GPU-1", "-1", "0x1", "MIG-x", "٣"])
+def test_what_is_no_device_id(name: str) -> None:
+    """An error, before anything is written."""
+    with pytest.raises(RequestError):
+        resolve.devices((name,), [gpu(0, 0)])
+
+
+@pytest.mark.parametrize("name", ["9", "0:0", UUID.format(7), f"MIG-{UUID.format(0)}/1/0"])
+def test_a_device_that_is_not_there(name: str) -> None:
+    """The error says which there are."""
+    with pytest.raises(UnresolvedDeviceError, match="devices here: 0, 1, 1:0"):
+        resolve.devices((name,), [gpu(0, 0), gpu(1, 1, instances=1)])
+
+
+def test_a_display_only_gpu_is_not_among_all() -> None:
+    """It drives the monitors of a workstation."""
+    shown = gpu(0, 0)
+    shown.gpu.name = "NVIDIA DGX Display"
+    assert [d.name(resolve.INDEX) for d in resolve.devices(("all",), [shown, gpu(1, 1)])] == ["1"]
 
 
 def test_no_gpu_is_no_device() -> None:
     """An `all` of nothing would start containers without a GPU."""
-    assert plan.devices(inventory()) == []
+    assert named() == {}
     with pytest.raises(CdiError) as error:
-        generate.spec("a.b/cc", plan.devices(inventory()), {})
+        generate.spec("a.b/cc", [], {})
     assert error.value.category == "no-devices"
 
 
 def test_host_paths_are_there_where_they_differ() -> None:
     """Mounts always need a source; nodes only one that is elsewhere."""
-    edits = plan.common_edits(inventory(gpu(0, 0)), "/bin/gpu-cdi-hook")
+    edits = plan.common_edits(DRIVER, CONTROL, (), STYLE)
     assert edits["deviceNodes"] == [
-        {"path": "/dev/ctl", "hostPath": "/host/dev/ctl", "permissions": "rw"}
+        {"path": "/dev/nvidiactl", "hostPath": "/host/dev/nvidiactl", "permissions": "rw"}
     ]
-    assert [(m["hostPath"], m["containerPath"]) for m in edits["mounts"]] == [
-        ("/driver/usr/bin/smi", "/usr/bin/smi"),
-        ("/driver/usr/lib64/libcuda.so.1.2", "/usr/lib64/libcuda.so.1.2"),
-        ("/driver/usr/lib64/libplain.so.1.2", "/usr/lib64/libplain.so.1.2"),
+    assert [(m["hostPath"], m["containerPath"]) for m in edits["mounts"]][:2] == [
+        ("/driver/run/nvidia-persistenced/socket", "/run/nvidia-persistenced/socket"),
+        ("/driver/usr/bin/nvidia-smi", "/usr/bin/nvidia-smi"),
     ]
-    assert all(
-        m["options"] == ["ro", "nosuid", "nodev", "rbind", "rprivate"] for m in edits["mounts"]
-    )
-
-
-def test_links_are_the_soname_and_the_development_name() -> None:
-    """None where the file has that name already."""
-    assert plan.links(LIBRARIES) == [
-        "libcuda.so.1.2::/usr/lib64/libcuda.so.1",
-        "libcuda.so.1::/usr/lib64/libcuda.so",
-    ]
+    for mount in edits["mounts"]:
+        is_socket = mount["containerPath"].endswith("socket")
+        assert ("ro" in mount["options"]) is not is_socket
+        assert ("noexec" in mount["options"]) is is_socket
+        assert {"nosuid", "nodev", "rbind", "rprivate"} <= set(mount["options"])
 
 
 def test_the_hook_understands_what_the_plan_writes() -> None:
     """Producer and consumer of the hook's arguments are two modules."""
-    edits = plan.common_edits(inventory(gpu(0, 0)), "/bin/gpu-cdi-hook")
-    (hook,) = edits["hooks"]
+    links = gpu(0, 0).links
+    (hook,) = plan.common_edits(DRIVER, CONTROL, links, STYLE)["hooks"]
     assert hook["args"][:2] == ["gpu-cdi-hook", update_container.NAME]
     lines = [operation.describe() for operation in update_container.plan(hook["args"][2:])]
-    assert lines[:2] == [
+    assert lines == [
         "link /usr/lib64/libcuda.so.1 -> libcuda.so.1.2",
         "link /usr/lib64/libcuda.so -> libcuda.so.1",
+        "link /usr/lib64/libGLX_nvidia.so.0 -> libGLX_nvidia.so.1.2",
+        "link /usr/lib64/b -> a",
+        "link /usr/lib/xorg/x.so -> x.so.1.2",
+        "link /dev/dri/by-path/pci-0000:00:00.0-card -> ../card0",
+        "add 4 libraries to /etc/ld.so.cache",
+        "mount over /proc/driver/nvidia/params with ModifyDeviceFiles: 0",
     ]
-    assert len(lines) == 4
+
+
+def test_separate_hooks_are_the_incumbent_s() -> None:
+    """For tools that look for them in a spec, and for its own hook."""
+    hooks = plan.common_edits(DRIVER, CONTROL, (), SEPARATE)["hooks"]
+    assert [hook["args"][:3] for hook in hooks] == [
+        ["nvidia-ctk", "hook", name]
+        for name in (plan.LINKS, plan.COMPAT, plan.LDCACHE, plan.PARAMS, plan.PROFILE)
+    ]
+    assert hooks[1]["args"][3:] == ["--host-driver-version=1.2"]
+    assert hooks[2]["args"][3:] == ["--folder", "/usr/lib64"]
+    edits = plan.device_edits(resolve.Device(gpu(0, 0)), SEPARATE)
+    assert [hook["args"][2:] for hook in edits["hooks"]] == [
+        [plan.LINKS, "--link", "../card0::/dev/dri/by-path/pci-0000:00:00.0-card"],
+        [plan.CHMOD, "--mode", "755", "--path", "/dev/dri"],
+    ]
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_every_hook_has_an_environment_and_a_deadline(separate: bool) -> None:
+    """Without env, some runtimes give it the variables of the image."""
+    style = plan.Style("/bin/gpu-cdi-hook", separate=separate)
+    for hook in plan.common_edits(DRIVER, CONTROL, (), style)["hooks"]:
+        assert hook["env"]
+        assert hook["timeout"] > 0
+
+
+def test_hooks_can_be_disabled() -> None:
+    """One by one, or all: then there is none."""
+    words = plan.common_edits(
+        DRIVER, (), (), plan.Style("/bin/gpu-cdi-hook", disabled=(plan.LINKS, plan.PARAMS))
+    )["hooks"][0]["args"]
+    assert "--library" in words
+    assert not {"--link", "--mask-params"} & set(words)
+    none = plan.common_edits(DRIVER, (), (), plan.Style("/h", disabled=plan.HOOKS))
+    assert none["hooks"] == []
+
+
+def test_groups_of_nodes_only_when_asked_for() -> None:
+    """Docker loses them, and older consumers refuse the whole spec."""
+    device = resolve.Device(gpu(0, 0))
+    assert "additionalGids" not in plan.device_edits(device, STYLE)
+    edits = plan.device_edits(device, plan.Style("/h", groups=True))
+    assert edits["additionalGids"] == [44]
 
 
 def test_the_spec_is_in_canonical_order_and_of_the_lowest_version() -> None:
-    """Same machine, same bytes; a newer claim only loses readers."""
-    parts = (gpu(1, 1), gpu(0, 0))
-    common = plan.common_edits(inventory(*parts), "/bin/gpu-cdi-hook")
-    one = generate.spec("a.b/cc", plan.devices(inventory(*parts)), common)
-    other = generate.spec("a.b/cc", plan.devices(inventory(*parts[::-1])), common)
+    """Same machine, same bytes, and nothing that the strict check warns of."""
+    common = plan.common_edits(DRIVER, CONTROL, (), STYLE)
+    one = generate.spec("a.b/cc", list(named(gpu(0, 0), gpu(1, 1)).items()), common)
+    other = generate.spec("a.b/cc", list(named(gpu(1, 1), gpu(0, 0)).items()), common)
+    assert generate.encode(one, "json") == generate.encode(other, "json")
     assert one["cdiVersion"] == "0.5.0"
-    assert [d["name"] for d in one["devices"]] == ["0", "1", "GPU-0", "GPU-1", "all"]
-    assert list(one["containerEdits"]) == ["env", "deviceNodes", "hooks", "mounts"]
-    assert one["devices"][:4] == other["devices"][:4]
+    assert [d["name"] for d in one["devices"]] == ["0", "1", UUID.format(0), UUID.format(1), "all"]
+    warnings = [problem.category for problem in advice.check(one)]
+    assert set(warnings) <= {"mount-writable"}
     plain = generate.spec("a.b/cc", [("x", {"env": ["A=b"]})], {})
     assert (plain["cdiVersion"], "containerEdits" in plain) == ("0.3.0", False)

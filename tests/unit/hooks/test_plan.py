@@ -14,7 +14,7 @@ import pytest
 from gpuruntime import plan as generator
 from gpuruntime.errors import BundleError, RequestError
 from gpuruntime.ldcache import ABI_FLAGS, Entry
-from gpuruntime.model import Library
+from gpuruntime.model import Driver, Library
 from gpuruntime.system.ops import Link, LoaderCache, MaskParams
 from hooks import state, update_container
 
@@ -48,7 +48,8 @@ def test_the_hook_reads_what_the_generator_writes() -> None:
         host_path="/r/d/liba.so.1.2", container_path="/d/liba.so.1.2", soname="liba.so.1",
         abi="x86-64", dev_link="liba.so",
     )  # fmt: skip
-    hook = generator._hook([library], "/bin/gpu-cdi-hook")
+    driver = Driver(version="1.2", libraries=(library,), files=())
+    (hook,) = generator.common_edits(driver, (), (), generator.Style("/bin/gpu-cdi-hook"))["hooks"]
     assert hook["args"][:2] == ["gpu-cdi-hook", update_container.NAME]
     operations = update_container.plan(hook["args"][2:])
     assert [type(operation) for operation in operations] == [Link, Link, LoaderCache, MaskParams]
@@ -63,7 +64,10 @@ def test_the_hook_reads_what_the_generator_writes() -> None:
         ["--link", "a::/b/../c"],
         ["--link", "a::/b/./c"],
         ["--link", "a::/b//c"],
-        ["--link", "../a::/b"],
+        ["--link", "a/../b::/b"],
+        ["--link", "/../a::/b"],
+        ["--device-link", "a/../b::/c"],
+        ["--library", "a::/c:d/e::x86-64"],
         ["--link", "/etc/passwd::/b"],
         ["--link", "a::/b\ninclude /x"],
         ["--link", "a::/b\0"],

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An option that may be repeated, and holds several values separated by commas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+
+class CommaOption(click.Option):
+    """A repeatable option; its values, also those of its environment variable, split at commas.
+
+    The incumbent's command line splits them in the same way.
+    """
+
+    def __init__(self, *arguments: Any, **attributes: Any) -> None:  # noqa: ANN401 (click's)
+        super().__init__(*arguments, **{**attributes, "multiple": True})
+
+    def value_from_envvar(self, ctx: click.Context) -> tuple[str, ...] | None:
+        """Return the words of the variable, None if it is not set."""
+        text = self.resolve_envvar_value(ctx)
+        return None if text is None else (text,)
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> tuple[str, ...]:  # noqa: ANN401
+        """Return the values of all occurrences, in order."""
+        texts = super().type_cast_value(ctx, value) or ()
+        return tuple(word.strip() for text in texts for word in text.split(",") if word.strip())

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpuruntime driver list`: the driver's files, which a container needs to use its GPUs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from gpuruntime import capabilities, plan
+from gpuruntime.cli import spec_files
+from gpuruntime.cli.comma_option import CommaOption
+from gpuruntime.discover import driver as discovery
+from gpuruntime.discover import places
+from gpuruntime.errors import ConfigError, escape
+from gpuruntime.model import Driver, File, Library
+
+ALL = "all"
+# Of files, in the order in which they are listed; the libraries come behind the first.
+_KINDS = ("binary", "config", "xorg", "ipc", "firmware")
+
+
+@click.command("list")
+@click.option(
+    "--driver-root",
+    default="/",
+    envvar=["GPURUNTIME_DRIVER_ROOT", "NVIDIA_CTK_DRIVER_ROOT"],
+    help="Directory below which the driver is installed.  [default: /]",
+)
+@click.option(
+    *("--capability", "wanted"),
+    cls=CommaOption,
+    envvar="GPURUNTIME_DRIVER_CAPABILITIES",
+    metavar="NAME",
+    help=f"Only the files for {', '.join(capabilities.ALL)}; repeatable.  [default: all]",
+)
+@click.option(
+    *("--library-search-path", "library_search_paths"),
+    cls=CommaOption,
+    envvar="GPURUNTIME_LIBRARY_SEARCH_PATHS",
+    help="Directory of the driver's libraries, in place of the usual ones.",
+)
+@click.option(
+    *("--config-search-path", "config_search_paths"),
+    cls=CommaOption,
+    envvar="GPURUNTIME_CONFIG_SEARCH_PATHS",
+    help="Directory of the driver's other files, in place of the usual ones.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def list_(
+    driver_root: str,
+    wanted: tuple[str, ...],
+    library_search_paths: tuple[str, ...],
+    config_search_paths: tuple[str, ...],
+    as_json: bool,  # noqa: FBT001 (click's flag)
+) -> None:
+    """List the files of the driver, one path on the host a line.
+
+    Programs, libraries, 32-bit libraries, configuration, sockets, firmware. The driver need not
+    run: its version is that of the loaded module, or else of its libraries. What was left out is
+    warned of on standard error.
+    """
+    for name in wanted:
+        if name not in (ALL, *capabilities.ALL):
+            known = ", ".join((ALL, *capabilities.ALL))
+            raise ConfigError(f'invalid driver capability: "{name}"', f"use {known}")
+    found = discovery.find_driver(
+        discovery.DriverRoot(driver_root or "/"),
+        library_search_path=library_search_paths,
+        config_search_path=config_search_paths,
+    )
+    if wanted and ALL not in wanted:
+        found = capabilities.select(found, wanted)
+    if as_json:
+        spec_files.write_stdout(f"{json.dumps(as_object(found), indent=2)}\n")
+        return
+    for problem in found.problems:
+        click.echo(f"warning: {escape(problem)}", err=True)
+    items = ordered(found)
+    spec_files.write_stdout("".join(f"{escape(item.host_path)}\n" for item in items))
+    click.echo(f"driver {found.version}: {len(items)} files", err=True)
+
+
+def ordered(found: Driver) -> list[Library | File]:
+    """Return the driver's libraries and files, kind by kind."""
+    native = places.native_abi()
+    files = {kind: [file for file in found.files if file.kind == kind] for kind in _KINDS}
+    libraries = sorted(found.libraries, key=lambda library: library.abi != native)
+    first, *others = _KINDS
+    return [*files[first], *libraries, *(file for kind in others for file in files[kind])]
+
+
+def as_object(found: Driver) -> dict[str, Any]:
+    """Return what `--json` prints of *found*."""
+    return {
+        "version": found.version,
+        "files": [_file(item) for item in ordered(found)],
+        "links": plan.links(found),
+        "problems": list(found.problems),
+    }
+
+
+def _file(item: Library | File) -> dict[str, Any]:
+    described = {
+        "path": item.host_path,
+        "containerPath": item.container_path,
+        "kind": item.kind if isinstance(item, File) else "library",
+        "capability": item.capability or ALL,
+    }
+    if isinstance(item, File):
+        return described
+    return {
+        **described,
+        "soname": item.soname,
+        "abi": item.abi,
+        "needed": list(item.needed),
+    }

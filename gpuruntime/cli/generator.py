@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options → a CDI spec of this machine: what `cdi generate` and `cdi refresh` have in common."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from cdi import generate, names
+from cdi.errors import CdiError
+from cdi.wire import Edits, Spec
+from gpuruntime import capabilities, plan, resolve
+from gpuruntime.cli.comma_option import CommaOption
+from gpuruntime.discover import inventory as machine
+from gpuruntime.errors import ConfigError, DiscoveryError, SpecError, escape
+from gpuruntime.model import Inventory
+
+AUTO, NVML, MANAGEMENT = "auto", "nvml", "management"
+# The incumbent's, which are not there yet.
+_LATER = ("csv", "gdrcopy", "gds", "imex", "mofed", "nvswitch", "wsl")
+FEATURES = (
+    "disable-ipc-discoverer",
+    "no-additional-gids-for-device-nodes",
+    "enable-coherent-annotations",
+    "enable-explicit-driver-libraries",
+    "disable-nvsandbox-utils",
+    "disable-multiple-csv-devices",
+)
+# Programs under these names know the incumbent's hooks only.
+_SEPARATE_ONLY = ("nvidia-cdi-hook", "nvidia-ctk")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to generate; the fields are the command's options."""
+
+    driver_root: str
+    dev_root: str
+    mode: str
+    vendor: str
+    class_: str
+    device_ids: tuple[str, ...]
+    name_strategies: tuple[str, ...]
+    no_all_device: bool
+    library_search_paths: tuple[str, ...]
+    config_search_paths: tuple[str, ...]
+    hook_path: str
+    ldconfig_path: str
+    disabled_hooks: tuple[str, ...]
+    enabled_hooks: tuple[str, ...]
+    separate_hooks: bool
+    feature_flags: tuple[str, ...]
+    driver_capabilities: tuple[str, ...]
+    annotations: bool
+    additional_gids: bool
+    max_spec_version: str
+
+    @property
+    def kind(self) -> str:
+        """The kind of the spec's devices."""
+        return f"{self.vendor}/{self.class_}"
+
+
+def options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a generator to a click command, which gets them as keywords."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def _twins(*variables: str) -> list[str]:
+    return [f"GPURUNTIME_CDI_{variables[0]}", *(f"NVIDIA_CTK_{v}" for v in variables[1:])]
+
+
+_OPTIONS = (
+    click.option(
+        "--driver-root",
+        envvar=["GPURUNTIME_DRIVER_ROOT", "NVIDIA_CTK_DRIVER_ROOT"],
+        help="Directory below which the driver is installed.  [default: /]",
+    ),
+    click.option(
+        "--dev-root",
+        envvar=["GPURUNTIME_DEV_ROOT", "NVIDIA_CTK_DEV_ROOT"],
+        help='Directory whose "dev" holds the device nodes.  [default: the driver root]',
+    ),
+    click.option(
+        "--mode",
+        "--discovery-mode",
+        default=AUTO,
+        envvar=_twins("MODE", "CDI_GENERATE_MODE"),
+        help="nvml for containers that use GPUs, management for those that look after them.  "
+        "[default: auto, which is nvml]",
+    ),
+    click.option(
+        "--vendor",
+        "--cdi-vendor",
+        envvar=_twins("VENDOR", "CDI_GENERATE_VENDOR"),
+        help="Vendor of the kind.  [default: nvidia.com; management.nvidia.com in that mode]",
+    ),
+    click.option(
+        "--class",
+        "--cdi-class",
+        "class_",
+        default="gpu",
+        envvar=_twins("CLASS", "CDI_GENERATE_CLASS"),
+        help="Class of the kind.  [default: gpu]",
+    ),
+    click.option(
+        *("--device-id", "--device-ids", "--device", "--devices", "device_ids"),
+        cls=CommaOption,
+        envvar=_twins("DEVICE_IDS", "CDI_GENERATE_DEVICE_IDS"),
+        help="Device to name: an index, a UUID, all, or none.  [default: all]",
+    ),
+    click.option(
+        *("--device-name-strategy", "name_strategies"),
+        cls=CommaOption,
+        envvar=_twins("DEVICE_NAME_STRATEGIES", "CDI_GENERATE_DEVICE_NAME_STRATEGIES"),
+        help="index, uuid, type-index; a device has a name by each.  [default: index, uuid]",
+    ),
+    click.option(
+        "--no-all-device",
+        is_flag=True,
+        envvar=_twins("NO_ALL_DEVICE", "CDI_GENERATE_NO_ALL_DEVICE"),
+        help='Leave out the device "all".',
+    ),
+    click.option(
+        *("--driver-capabilities", "driver_capabilities"),
+        cls=CommaOption,
+        envvar=_twins("DRIVER_CAPABILITIES"),
+        help="Only the driver's files for these: compute, utility, graphics, ….  [default: all]",
+    ),
+    click.option(
+        *("--library-search-path", "library_search_paths"),
+        cls=CommaOption,
+        envvar=_twins("LIBRARY_SEARCH_PATHS", "CDI_GENERATE_LIBRARY_SEARCH_PATHS"),
+        help="Directory of the driver's libraries, in place of the usual ones.",
+    ),
+    click.option(
+        *("--config-search-path", "config_search_paths"),
+        cls=CommaOption,
+        envvar=_twins("CONFIG_SEARCH_PATHS", "CDI_GENERATE_CONFIG_SEARCH_PATHS"),
+        help="Directory of the driver's other files, in place of the usual ones.",
+    ),
+    click.option(
+        "--hook-path",
+        "--nvidia-cdi-hook-path",
+        "--nvidia-ctk-path",
+        envvar=_twins("HOOK_PATH", "CDI_HOOK_PATH"),
+        help="Path of gpu-cdi-hook on the hosts that use the spec.  [default: the installed one]",
+    ),
+    click.option(
+        "--ldconfig-path",
+        default="",
+        envvar=_twins("LDCONFIG_PATH", "CDI_GENERATE_LDCONFIG_PATH"),
+        help="ldconfig of the host, for a hook that runs it; ours does not.",
+    ),
+    click.option(
+        *("--disable-hook", "--disable-hooks", "disabled_hooks"),
+        cls=CommaOption,
+        envvar=_twins("DISABLED_HOOKS", "CDI_GENERATE_DISABLED_HOOKS"),
+        help=f"Step to leave out: {', '.join(plan.HOOKS)}, or all.",
+    ),
+    click.option(
+        *("--enable-hook", "--enable-hooks", "enabled_hooks"),
+        cls=CommaOption,
+        envvar=_twins("ENABLED_HOOKS", "CDI_GENERATE_ENABLED_HOOKS"),
+        help=f"Step to have all the same; {plan.CHMOD} is left out unless named.",
+    ),
+    click.option(
+        "--separate-hooks",
+        is_flag=True,
+        envvar=_twins("SEPARATE_HOOKS"),
+        help="One hook a step, as the incumbent writes them, in place of one for all.",
+    ),
+    click.option(
+        *("--feature-flag", "--feature-flags", "feature_flags"),
+        cls=CommaOption,
+        envvar=_twins("FEATURE_FLAGS", "CDI_GENERATE_FEATURE_FLAGS"),
+        help=f"One of {', '.join(FEATURES)}.",
+    ),
+    click.option(
+        "--annotations",
+        is_flag=True,
+        envvar=_twins("ANNOTATIONS"),
+        help="Note the driver's version in the spec, for consumers of CDI 0.6.0.",
+    ),
+    click.option(
+        "--additional-gids",
+        is_flag=True,
+        envvar=_twins("ADDITIONAL_GIDS"),
+        help="Give a container the groups of its nodes, for consumers of CDI 0.7.0.",
+    ),
+    click.option(
+        "--max-spec-version",
+        default="",
+        envvar=_twins("MAX_SPEC_VERSION"),
+        metavar="VERSION",
+        help="Leave out what this version of the format does not have.",
+    ),
+)
+
+
+def checked(**given: Any) -> Options:  # noqa: ANN401 (click's values)
+    """Return the values of the command's options, checked; raise ConfigError, with defaults set.
+
+    Warnings go to standard error.
+    """
+    given["driver_root"] = given["driver_root"] or "/"
+    given["dev_root"] = given["dev_root"] or given["driver_root"]
+    given["mode"] = _mode(given["mode"].lower())
+    default_vendor = "management.nvidia.com" if given["mode"] == MANAGEMENT else "nvidia.com"
+    given["vendor"] = given["vendor"] or default_vendor
+    given["name_strategies"] = given["name_strategies"] or (resolve.INDEX, resolve.UUID)
+    given["device_ids"] = given["device_ids"] or (resolve.ALL,)
+    given["driver_capabilities"] = given["driver_capabilities"] or (resolve.ALL,)
+    _check_words("device name strategy", given["name_strategies"], resolve.STRATEGIES)
+    _check_words(
+        "driver capability", given["driver_capabilities"], (resolve.ALL, *capabilities.ALL)
+    )
+    _check_words("hook", given["disabled_hooks"], (resolve.ALL, *plan.HOOKS))
+    _check_words("hook", given["enabled_hooks"], plan.HOOKS)
+    for flag in given["feature_flags"]:
+        if flag not in FEATURES:
+            click.echo(f'warning: the feature flag "{escape(flag)}" is not known', err=True)
+    try:
+        names.check_vendor(given["vendor"])
+        names.check_class(given["class_"])
+    except CdiError as error:
+        raise ConfigError(error.message, 'choose others with "--vendor" and "--class"') from error
+    if resolve.NONE in given["device_ids"] and not given["no_all_device"]:
+        click.echo('warning: with the device "none" there is no device "all"', err=True)
+        given["no_all_device"] = True
+    given["hook_path"] = _hook_path(given["hook_path"])
+    if os.path.basename(given["hook_path"]) in _SEPARATE_ONLY:
+        given["separate_hooks"] = True
+    return Options(**given)
+
+
+def discover(chosen: Options) -> Inventory:
+    """Read the machine for *chosen*; raise DriverError and DiscoveryError."""
+    return machine.discover(
+        chosen.driver_root,
+        chosen.dev_root,
+        library_search_path=chosen.library_search_paths,
+        config_search_path=chosen.config_search_paths,
+        management=chosen.mode == MANAGEMENT,
+    )
+
+
+def document(chosen: Options, inventory: Inventory) -> Spec:
+    """Return the spec of *inventory*.
+
+    Raises RequestError or UnresolvedDeviceError for a device id, and SpecError.
+    """
+    driver = inventory.driver
+    if resolve.ALL not in chosen.driver_capabilities:
+        driver = capabilities.select(driver, chosen.driver_capabilities)
+    if "disable-ipc-discoverer" in chosen.feature_flags:
+        driver = capabilities.without(driver, "ipc")
+    style = _style(chosen)
+    found = resolve.devices(chosen.device_ids, inventory.gpus)
+    if chosen.mode == MANAGEMENT:
+        named = [(resolve.ALL, plan.management_edits(inventory.management_nodes, style))]
+        common = plan.common_edits(driver, (), (), style)
+    else:
+        if resolve.NONE in chosen.device_ids and not found:
+            named = [(resolve.NONE, plan.empty_device())]
+        else:
+            named = plan.named_devices(
+                found, chosen.name_strategies, style, with_all=not chosen.no_all_device
+            )
+        links = [link for device in found if not device.mig for link in device.gpu.links]
+        common = plan.common_edits(driver, inventory.control_nodes, links, style)
+    if not named:
+        raise DiscoveryError(
+            f"there is no device to name: {'; '.join(inventory.problems) or 'no GPU'}",
+            'make MIG devices with "nvidia-smi mig", or name a GPU with "--device-id"',
+        )
+    try:
+        spec = generate.spec(
+            chosen.kind, named, common, annotations=_annotations(chosen, inventory)
+        )
+    except CdiError as error:
+        raise SpecError(f"the generated spec is invalid: {error}") from error
+    return _lowered(spec, chosen.max_spec_version) if chosen.max_spec_version else spec
+
+
+def summary(inventory: Inventory, spec: Spec) -> str:
+    """Return the last line of a command: what there is, and what is missing."""
+    gpus = sum(not gpu.gpu.mig_enabled for gpu in inventory.gpus)
+    migs = sum(len(gpu.mig) for gpu in inventory.gpus)
+    files = len(spec.get("containerEdits", Edits()).get("mounts", []))
+    missing = "; ".join(inventory.problems) or "none"
+    return f"{gpus} GPUs, {migs} MIG devices, {files} files; required and missing: {missing}"
+
+
+def _mode(mode: str) -> str:
+    if mode in (AUTO, NVML):
+        return NVML
+    if mode == MANAGEMENT:
+        return mode
+    if mode in _LATER:
+        raise ConfigError(f'the discovery mode "{mode}" is not there yet', 'use "--mode nvml"')
+    raise ConfigError(f'invalid discovery mode: "{mode}"', "use auto, nvml or management")
+
+
+def _check_words(what: str, words: tuple[str, ...], known: tuple[str, ...]) -> None:
+    for word in words:
+        if word not in known:
+            raise ConfigError(f'invalid {what}: "{word}"', f"use {', '.join(known)}")
+
+
+def _style(chosen: Options) -> plan.Style:
+    disabled = {plan.CHMOD, *chosen.disabled_hooks}
+    if resolve.ALL in disabled:
+        disabled = set(plan.HOOKS)
+    if chosen.mode == MANAGEMENT:
+        # Such a container looks after the nodes, and has no graphics.
+        disabled |= {plan.PARAMS, plan.PROFILE}
+    return plan.Style(
+        chosen.hook_path,
+        disabled=disabled - set(chosen.enabled_hooks),
+        separate=chosen.separate_hooks,
+        ldconfig=chosen.ldconfig_path,
+        groups=chosen.additional_gids
+        and "no-additional-gids-for-device-nodes" not in chosen.feature_flags,
+    )
+
+
+def _annotations(chosen: Options, inventory: Inventory) -> dict[str, str] | None:
+    if not chosen.annotations:
+        return None
+    return {"gpuruntime/driver-version": inventory.driver.version}
+
+
+def _lowered(spec: Spec, max_version: str) -> Spec:
+    """Return *spec* for readers of *max_version*, warning of what it lacks; raise SpecError."""
+    try:
+        lowered, dropped = generate.lower(spec, max_version)
+    except CdiError as error:
+        raise SpecError(
+            f"the spec cannot be written for version {max_version}: {error}",
+            'leave out "--max-spec-version", or name a newer one',
+        ) from error
+    for line in dropped:
+        click.echo(f"warning: left out of {escape(line)}", err=True)
+    return lowered
+
+
+def _hook_path(given: str | None) -> str:
+    """Return the absolute path of the hook that the spec names; raise ConfigError if unknown."""
+    name = os.path.basename(given or plan.HOOK_NAME)
+    if given and given.startswith("/"):
+        return given
+    beside = os.path.join(os.path.dirname(os.path.abspath(sys.executable)), name)
+    found = beside if os.access(beside, os.X_OK) else shutil.which(name)
+    if found is None:
+        raise ConfigError(
+            f'"{name}" is neither beside this program nor on PATH',
+            'name it by its absolute path with "--hook-path"',
+        )
+    return os.path.abspath(found)

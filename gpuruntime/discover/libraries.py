@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The libraries of one driver version: which there are, for what, and under which names."""
+
+from __future__ import annotations
+
+import fnmatch
+import posixpath
+import re
+
+from gpuruntime.discover import places, table, version
+from gpuruntime.errors import DiscoveryError, GpuRuntimeError
+from gpuruntime.model import Library
+from gpuruntime.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from gpuruntime.discover.root import Directory, DriverRoot
+    from gpuruntime.elf import Elf
+
+# Without these two nothing works.
+REQUIRED = ("libcuda", "libnvidia-ml")
+_SONAME = re.compile(r"[A-Za-z0-9_.+~@-]+\Z")
+
+
+class File(Record):
+    """A library's file: its *root*, *path* in it, and what it says of itself."""
+
+    __slots__ = ("elf", "path", "root", "row", "soname")
+
+    def __init__(
+        self, *, root: DriverRoot, path: str, row: table.Row, elf: Elf, soname: str
+    ) -> None:
+        self.root = root
+        self.path = path
+        self.row = row
+        self.elf = elf
+        self.soname = soname
+
+    @property
+    def host_path(self) -> str:
+        """Its path on the host."""
+        return self.root.host_path(self.path)
+
+
+class _Scan:
+    """What the directories hold, by kind."""
+
+    def __init__(self) -> None:
+        # By real path on the host.
+        self.files: dict[str, File] = {}
+        self.refused: dict[str, list[DiscoveryError]] = {}
+        # Directories, and the libraries of other driver versions in them: stem → versions.
+        self.others: list[tuple[Directory, dict[str, set[str]]]] = []
+
+
+def find(
+    root: DriverRoot, directories: Sequence[Directory], driver_version: str, native: str
+) -> tuple[list[Library], list[str]]:
+    """Return the libraries of *driver_version* in *directories*, and sentences about problems.
+
+    Raises DiscoveryError if there is no libcuda or NVML of that version for ABI *native*.
+    """
+    scan = _Scan()
+    for directory in directories:
+        _read(scan, directory, driver_version)
+    files = _unique(_belonging(scan), places.abis(native))
+    for stem in REQUIRED:
+        if not any(file.row.name == stem and file.elf.abi == native for file in files):
+            raise _missing(root, directories, scan, stem, driver_version)
+    linked = _links_elsewhere(files, directories)
+    libraries = [_library(file, linked.get(file.host_path, ())) for file in files]
+    libraries.sort(key=lambda library: library.container_path)
+    problems = [str(error.message) for errors in scan.refused.values() for error in errors]
+    problems += _missing_needed(libraries, driver_version)
+    problems += _half_upgraded(scan, files, driver_version, places.abis(native))
+    return libraries, problems
+
+
+def _read(scan: _Scan, directory: Directory, driver_version: str) -> None:
+    """Add the libraries of *directory* to *scan*."""
+    others: dict[str, set[str]] = {}
+    for name in sorted(directory.names):
+        stem, dot, suffix = name.partition(".so.")
+        if not dot or not (suffix == driver_version or stem in table.LIBRARIES):
+            continue
+        row = table.LIBRARIES.get(stem)
+        if row is None:
+            if not stem.startswith("lib"):
+                continue
+            row = table.unknown(stem)
+        if not _is_of(row, suffix, driver_version):
+            if row.suffix == table.VERSION and version.of_name(name):
+                others.setdefault(stem, set()).add(suffix)
+            continue
+        if row.capability == table.NEVER or row.kind != table.LIBRARY:
+            continue
+        try:
+            _add(scan, directory, name, row)
+        except DiscoveryError as error:
+            scan.refused.setdefault(stem, []).append(error)
+    if others:
+        scan.others.append((directory, others))
+
+
+def _is_of(row: table.Row, suffix: str, driver_version: str) -> bool:
+    if row.suffix == table.VERSION:
+        return suffix == driver_version
+    return fnmatch.fnmatchcase(suffix, row.suffix)
+
+
+def _add(scan: _Scan, directory: Directory, name: str, row: table.Row) -> None:
+    root = directory.root
+    path, elf = root.library(directory.join(name))
+    if root.host_path(path) in scan.files:
+        return
+    soname = elf.soname or posixpath.basename(path)
+    stem, dot, _ = soname.partition(".so")
+    if not dot or not _SONAME.match(soname):
+        raise DiscoveryError(
+            f'"{root.host_path(path)}" has the SONAME "{soname}", which is no name of a library',
+            "install the driver again",
+        )
+    if stem != row.name and root.locate(directory.join(soname)) not in (path, None):
+        # Another file goes by that name: this one has only its own.
+        soname = posixpath.basename(path)
+    elif stem != row.name:
+        # What the loader takes it for, not what the file is called.
+        row = table.LIBRARIES.get(stem) or table.unknown(stem)
+        if row.capability == table.NEVER:
+            return
+    found = File(root=root, path=path, row=row, elf=elf, soname=soname)
+    scan.files[found.host_path] = found
+
+
+def _belonging(scan: _Scan) -> list[File]:
+    """Return the files that are of our driver.
+
+    One with a version of its own is not where only another driver is, and not for an ABI that
+    ours has nothing for.
+    """
+    files = list(scan.files.values())
+    versioned = [file for file in files if file.row.suffix == table.VERSION]
+    abis = {file.elf.abi for file in versioned}
+    ours = {posixpath.dirname(file.host_path) for file in versioned}
+    others = {directory.root.host_path(directory.path) for directory, _ in scan.others} - ours
+    return [
+        file
+        for file in files
+        if file.elf.abi in abis and posixpath.dirname(file.host_path) not in others
+    ]
+
+
+def _unique(files: Iterable[File], abis: Sequence[str]) -> list[File]:
+    """Return those of *files* for *abis*, the first of each SONAME.
+
+    VDPAU has a directory of its own, which may hold a copy.
+    """
+    found: dict[tuple[str, str, bool], File] = {}
+    for file in files:
+        if file.elf.abi not in abis:
+            continue
+        key = file.elf.abi, file.soname, posixpath.dirname(file.path).endswith("/vdpau")
+        known = found.get(key)
+        if known is None or _is_linked(file, known):
+            found[key] = file
+    return list(found.values())
+
+
+def _is_linked(file: File, known: File) -> bool:
+    """Tell whether of two versions in one directory the SONAME leads to *file*."""
+    directory = posixpath.dirname(file.path)
+    if directory != posixpath.dirname(known.path) or file.root is not known.root:
+        return False
+    return file.root.locate(f"{directory}/{file.soname}") == file.path
+
+
+def _links_elsewhere(
+    files: Sequence[File], directories: Sequence[Directory]
+) -> dict[str, list[str]]:
+    """Return host path → links to that library in other *directories* than its own.
+
+    Debian's alternatives, for one, link from where programs look to where the driver is.
+    """
+    found: dict[str, list[str]] = {}
+    for directory in directories:
+        for file in files:
+            if file.root is not directory.root or posixpath.dirname(file.path) == directory.path:
+                continue
+            names = [file.soname, _plain(file.soname)]
+            names += [place for place in map(_place, file.row.links) if "/" in place]
+            for name in names:
+                # A name in a directory of its own, as that of GBM, is looked for there.
+                if name.partition("/")[0] not in directory.names:
+                    continue
+                if file.root.locate(directory.join(name)) == file.path:
+                    found.setdefault(file.host_path, []).append(_link(file, directory, name))
+    return found
+
+
+def _link(file: File, directory: Directory, name: str) -> str:
+    """Return the link *name* in *directory* to *file*'s SONAME link, which is beside it."""
+    path = directory.join(name)
+    target = posixpath.join(posixpath.dirname(file.path), file.soname)
+    return f"{posixpath.relpath(target, posixpath.dirname(path))}::{path}"
+
+
+def _place(link: str) -> str:
+    return link.partition("::")[2]
+
+
+def _library(file: File, links_elsewhere: Sequence[str]) -> Library:
+    directory, name = posixpath.split(file.path)
+    dev_link = _dev_link(file, directory)
+    links = list(links_elsewhere)
+    for link in file.row.links:
+        target, _, place = link.partition("::")
+        target = target.replace("FILE", name).replace("SONAME", file.soname)
+        if place == _plain(file.soname) and target == file.soname:
+            dev_link = place
+        else:
+            links.append(f"{target}::{posixpath.join(directory, place)}")
+    return Library(
+        host_path=file.host_path,
+        container_path=file.path,
+        soname=file.soname,
+        abi=file.elf.abi,
+        capability=file.row.capability,
+        needed=tuple(dict.fromkeys([*file.elf.needed, *file.row.opens])),
+        dev_link=dev_link,
+        links=tuple(links),
+    )
+
+
+def _plain(soname: str) -> str:
+    return soname.partition(".so")[0] + ".so"
+
+
+def _dev_link(file: File, directory: str) -> str:
+    """Return the name of the `.so` link that the host has for a library, or ""."""
+    plain = _plain(file.soname)
+    there = file.root.directory(directory)
+    if plain == file.soname or there is None or plain not in there.names:
+        return ""
+    return plain if file.root.is_link(f"{directory}/{plain}") else ""
+
+
+def _missing(
+    root: DriverRoot,
+    directories: Sequence[Directory],
+    scan: _Scan,
+    stem: str,
+    driver_version: str,
+) -> GpuRuntimeError:
+    """Return why there is no *stem* of *driver_version*."""
+    for error in scan.refused.get(stem, ()):
+        return error
+    for file in scan.files.values():
+        if file.row.name == stem:
+            return DiscoveryError(
+                f'"{file.host_path}" is for {file.elf.abi or "another machine"}, and there is '
+                f"none for {places.native_abi()}",
+                "install the driver for this machine",
+            )
+    there = {other for _, others in scan.others for other in others.get(stem, ())}
+    if there and stem == "libcuda":
+        return version.mismatch(root, driver_version, sorted(there))
+    if there:
+        return DiscoveryError(
+            f'libcuda below the driver root "{root.path}" is of driver {driver_version}, but '
+            f"{stem} is of {', '.join(sorted(there))}",
+            "install the rest of the driver in the same version",
+        )
+    searched = ", ".join(directory.path for directory in directories) or "none"
+    package = {"libcuda": "libcuda1", "libnvidia-ml": "libnvidia-ml1"}[stem]
+    return DiscoveryError(
+        f'no "{stem}.so.{driver_version}" below the driver root "{root.path}"; directories '
+        f"searched: {searched}",
+        f"install the driver's {stem} (on Debian: {package})",
+    )
+
+
+def _missing_needed(libraries: Sequence[Library], driver_version: str) -> list[str]:
+    """Return sentences about libraries of the driver that others need and that are not there."""
+    there = {(library.abi, library.soname) for library in libraries}
+    missing: dict[str, list[str]] = {}
+    for library in libraries:
+        for name in library.needed:
+            if (library.abi, name) not in there and _is_drivers(name, driver_version):
+                missing.setdefault(name, []).append(library.host_path)
+    return [
+        f'"{name}" is not there, which "{paths[0]}" needs'
+        + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
+        for name, paths in missing.items()
+    ]
+
+
+def _is_drivers(name: str, driver_version: str) -> bool:
+    row = table.LIBRARIES.get(name.partition(".so")[0])
+    if row is not None:
+        return row.capability != table.NEVER
+    return name.endswith(f".so.{driver_version}")
+
+
+def _half_upgraded(
+    scan: _Scan, files: Sequence[File], driver_version: str, abis: Sequence[str]
+) -> list[str]:
+    """Return sentences about libraries that only another driver has, where ours are.
+
+    Where none of ours are, all are another driver's: that is one that is not asked for, unless
+    it has what ours does not have, the libraries of another ABI.
+    """
+    ours = {posixpath.dirname(file.host_path) for file in files}
+    stems = {file.row.name for file in files}
+    problems = []
+    for directory, others in scan.others:
+        path = directory.root.host_path(directory.path)
+        names = sorted(
+            f"{stem}.so.{other}"
+            for stem, versions in others.items()
+            for other in versions
+            if not table.is_over(stem, driver_version)
+        )
+        if path in ours:
+            names = [name for name in names if name.partition(".so.")[0] not in stems]
+        elif not names or _abi(directory, names[0]) not in set(abis) - {f.elf.abi for f in files}:
+            continue
+        if names:
+            problems.append(
+                f"left out, for they are not of driver {driver_version}: "
+                f'{", ".join(names)} in "{path}"'
+            )
+    return problems
+
+
+def _abi(directory: Directory, name: str) -> str:
+    try:
+        return directory.root.library(directory.join(name))[1].abi
+    except DiscoveryError:
+        return ""

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files below a driver root: found, judged and read at most once each.
+
+Every path is resolved inside the root, whose links may be absolute; what is recorded is the file
+that a resolution ended at, and only if nobody but its owner can change it. A root is read once:
+make another one to see what has changed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import posixpath
+import re
+import stat
+
+from gpuruntime import elf
+from gpuruntime.errors import DiscoveryError
+from gpuruntime.record import Record
+from gpuruntime.system.paths import Root, read_regular, reopen
+from gpuruntime.trust import may_trust
+
+# What a CDI spec and the hook's arguments can say without a second meaning.
+_CLEAN = re.compile(r"(?:/[A-Za-z0-9_.+~@-]+)+\Z")
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def is_clean(path: str) -> bool:
+    """Tell whether *path* is absolute, and of names that nothing in its way takes for more."""
+    return _CLEAN.match(path) is not None and not {".", ".."} & set(path.split("/"))
+
+
+def normal(path: str) -> str:
+    """Return the absolute *path* without empty parts, `.` and `..`."""
+    return "/" + posixpath.normpath(path).lstrip("/")
+
+
+class Directory(Record):
+    """A directory of *root*: its own *path* below it, and the *names* in it."""
+
+    __slots__ = ("names", "path", "root")
+
+    def __init__(self, root: DriverRoot, path: str, names: frozenset[str]) -> None:
+        self.root = root
+        self.path = path
+        self.names = names
+
+    def join(self, name: str) -> str:
+        """Return the path of *name* in this directory."""
+        return f"/{name}" if self.path == "/" else f"{self.path}/{name}"
+
+
+class DriverRoot:
+    """A driver root: the host path it has, and the `Root` to resolve below it."""
+
+    def __init__(self, path: str) -> None:
+        """Open *path*; raise DiscoveryError if it is no directory, or another user's."""
+        hint = 'name the directory where the driver is installed with "--driver-root"'
+        try:
+            self.path = os.path.realpath(path)
+            if not self.path.isprintable():
+                raise DiscoveryError(f'the driver root "{path}" cannot be named in a spec', hint)
+            self.root = Root(self.path)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise DiscoveryError(
+                f'cannot open the driver root "{path}": {reason}', hint
+            ) from error
+        status = os.fstat(self.root.fd)
+        if not may_trust(status):
+            raise self._changeable("", status)
+        self._directories: dict[str, Directory | None] = {}
+        self._by_place: dict[tuple[int, int], Directory] = {}
+        self._elves: dict[str, elf.Elf] = {}
+        self._is_safe: dict[str, bool] = {}
+        self._host: DriverRoot | None = None
+
+    @property
+    def host(self) -> DriverRoot:
+        """The host's own root."""
+        if self.path == "/":
+            return self
+        if self._host is None:
+            self._host = DriverRoot("/")
+        return self._host
+
+    def around(self, host_path: str) -> tuple[DriverRoot, str]:
+        """Return the root to resolve *host_path* in, and the path in it.
+
+        That is this root if the path is below it, else the host's.
+        """
+        host_path = normal(os.path.abspath(host_path))
+        if self.path != "/" and f"{host_path}/".startswith(f"{self.path}/"):
+            return self, host_path[len(self.path) :] or "/"
+        return self.host, host_path
+
+    def host_path(self, path: str) -> str:
+        """Return the host path of *path* below this root."""
+        return path if self.path == "/" else self.path + path
+
+    def directory(self, path: str) -> Directory | None:
+        """Return the directory that *path* leads to; None if there is none."""
+        if path not in self._directories:
+            self._directories[path] = self._read_directory(path)
+        return self._directories[path]
+
+    def _read_directory(self, path: str) -> Directory | None:
+        try:
+            fd = self.root.open_directory(path)
+        except OSError:
+            return None
+        try:
+            status = os.fstat(fd)
+            place = status.st_dev, status.st_ino
+            known = self._by_place.get(place)
+            if known is None:
+                known = Directory(self, self._below(fd), frozenset(os.listdir(fd)))
+                self._by_place[place] = known
+                self._is_safe[known.path] = may_trust(status)
+            return known
+        finally:
+            os.close(fd)
+
+    def locate(self, path: str) -> str | None:
+        """Return the path of the regular file that *path* leads to; None if there is none."""
+        try:
+            return self.file(path)
+        except DiscoveryError:
+            return None
+
+    def file(self, path: str) -> str | None:
+        """Return the path of the file that *path* leads to, None if there is nothing.
+
+        Raises DiscoveryError, which names it, for what is no regular file of this root that only
+        its owner can change.
+        """
+        fd = self._open(path)
+        if fd is None:
+            return None
+        try:
+            return self._checked(fd, path)
+        finally:
+            os.close(fd)
+
+    def library(self, path: str) -> tuple[str, elf.Elf]:
+        """Return the path of the library that *path* leads to, and what it says of itself.
+
+        Raises DiscoveryError as `file` does, for what is not there, and for what is no library.
+        """
+        fd = self._open(path)
+        if fd is None:
+            raise self._refused(path, "is not there")
+        try:
+            real = self._checked(fd, path)
+            if real not in self._elves:
+                with open(reopen(fd, os.O_RDONLY), "rb", buffering=0) as file:
+                    self._elves[real] = elf.read(file)
+        except elf.ElfError as error:
+            raise DiscoveryError(
+                f'"{self.host_path(path)}" is no library that can be used: {error}',
+                "install the driver again",
+            ) from error
+        finally:
+            os.close(fd)
+        return real, self._elves[real]
+
+    def read(self, path: str, max_bytes: int) -> bytes | None:
+        """Return the content of the regular file *path*; None if it cannot be had."""
+        try:
+            fd = self.root.open_path(path)
+        except OSError:
+            return None
+        try:
+            return read_regular(fd, path, max_bytes)
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+
+    def special(self, path: str) -> tuple[str, os.stat_result] | None:
+        """Return (path, status) of the socket or directory *path* itself; None if it is none.
+
+        Never what a link leads to: in /tmp, anybody can make one.
+        """
+        directory, _, name = path.rpartition("/")
+        try:
+            parent = self.root.open_directory(directory)
+        except OSError:
+            return None
+        try:
+            fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        except OSError:
+            return None
+        finally:
+            os.close(parent)
+        try:
+            status = os.fstat(fd)
+            real = self._below(fd)
+        finally:
+            os.close(fd)
+        if is_clean(real) and (stat.S_ISSOCK(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+            return real, status
+        return None
+
+    def is_executable(self, path: str) -> bool:
+        """Tell whether the file *path* is a program."""
+        return bool(self._status(path).st_mode & 0o111)
+
+    def _open(self, path: str) -> int | None:
+        """Return an O_PATH descriptor of what *path* leads to; None if there is nothing."""
+        try:
+            return self.root.open_path(path)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR) and not self.is_link(path):
+                return None
+            if error.errno == errno.ENOENT:
+                raise self._refused(path, "is a link that leads nowhere in this root") from error
+            raise self._refused(path, f"cannot be opened: {error.strerror}") from error
+
+    def is_link(self, path: str) -> bool:
+        """Tell whether *path* itself is a link."""
+        directory, _, name = path.rpartition("/")
+        try:
+            fd = self.root.open_directory(directory)
+        except OSError:
+            return False
+        try:
+            return stat.S_ISLNK(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
+
+    def _checked(self, fd: int, path: str) -> str:
+        status = os.fstat(fd)
+        kind = stat.S_IFMT(status.st_mode)
+        if kind != stat.S_IFREG:
+            raise self._refused(path, f"is {_KINDS.get(kind, 'something')}, not a file")
+        real = self._below(fd)
+        if not is_clean(real) or status.st_nlink == 0:
+            raise self._refused(path, f'leads to "{real}", which cannot be named in a spec')
+        if not may_trust(status):
+            raise self._changeable(real, status)
+        parent = posixpath.dirname(real)
+        if parent not in self._is_safe:
+            self._is_safe[parent] = may_trust(self._status(parent))
+        if not self._is_safe[parent]:
+            raise self._changeable(parent, self._status(parent))
+        return real
+
+    def _status(self, path: str) -> os.stat_result:
+        fd = self.root.open_path(path)
+        try:
+            return os.fstat(fd)
+        finally:
+            os.close(fd)
+
+    def _below(self, fd: int) -> str:
+        host_path = os.readlink(f"/proc/self/fd/{fd}")
+        return host_path if self.path == "/" else host_path[len(self.path) :] or "/"
+
+    def _refused(self, path: str, why: str) -> DiscoveryError:
+        return DiscoveryError(
+            f'"{self.host_path(path)}" {why}', "install the driver again, or remove what is there"
+        )
+
+    def _changeable(self, path: str, status: os.stat_result) -> DiscoveryError:
+        return DiscoveryError(
+            f'"{self.host_path(path)}" belongs to uid {status.st_uid}, mode '
+            f"{stat.S_IMODE(status.st_mode):04o}: others than root can change it",
+            "give the driver's files to root and take write access from group and others",
+        )

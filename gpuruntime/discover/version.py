@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver's version: of the loaded module, and of the files below a driver root."""
+
+from __future__ import annotations
+
+import re
+
+from gpuruntime.discover.places import CUDA_NAME, NVML_NAME
+from gpuruntime.errors import DriverError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from gpuruntime.discover.root import Directory, DriverRoot
+
+MODULE = "/proc/driver/nvidia/version"
+_MAX_BYTES = 64 << 10
+# "Kernel Module  550.163.01  …", or "Open Kernel Module for x86_64  550.163.01  …".
+_MODULE_VERSION = re.compile(r"Kernel Module(?: for \S+)?\s+([0-9]+(?:\.[0-9]+)+)\s")
+_VERSION = re.compile(r"[0-9]+(?:\.[0-9]+)+\Z")
+
+
+def of_module(root: DriverRoot) -> str:
+    """Return the version of the loaded module as *root* shows it, "" if it does not."""
+    data = root.read(MODULE, _MAX_BYTES) or b""
+    match = _MODULE_VERSION.search(data.decode("utf-8", "replace"))
+    return match[1] if match else ""
+
+
+def of_name(name: str) -> str:
+    """Return the driver's version in the name of a library, "" if it has none."""
+    suffix = name.partition(".so.")[2]
+    return suffix if _VERSION.match(suffix) else ""
+
+
+def checked(version: str) -> str:
+    """Return *version*, which somebody else says; raise DriverError if it is none."""
+    if _VERSION.match(version):
+        return version
+    raise DriverError(
+        f'cannot determine the driver version: "{version}"', 'check that "nvidia-smi" works'
+    )
+
+
+def installed(directories: Iterable[Directory]) -> list[str]:
+    """Return the versions of the drivers in *directories*, the one in use first.
+
+    That is the one to which the SONAME link of libcuda leads, or else that of NVML; others follow
+    from new to old.
+    """
+    directories = list(directories)
+    linked, named = [], []
+    for soname in (CUDA_NAME, NVML_NAME):
+        stem = soname.partition(".so.")[0]
+        versions = set()
+        for directory in directories:
+            if soname in directory.names:
+                real = directory.root.locate(directory.join(soname)) or ""
+                linked.append(of_name(real.rpartition("/")[2]))
+            start = f"{stem}.so."
+            versions |= {of_name(name) for name in directory.names if name.startswith(start)}
+        named += sorted(versions, key=_order, reverse=True)
+    return [version for version in dict.fromkeys([*linked, *named]) if version]
+
+
+def choose(root: DriverRoot, directories: Sequence[Directory]) -> str:
+    """Return the version of the driver below *root* that the loaded module goes with.
+
+    Without a module, the one in use; "" if there is no driver. Raises DriverError, with both
+    versions, if the module's is not there.
+    """
+    there = installed(directories)
+    module = of_module(root)
+    if not module:
+        return there[0] if there else ""
+    if there and module not in there:
+        raise mismatch(root, module, there)
+    return module
+
+
+def mismatch(root: DriverRoot, loaded: str, there: Iterable[str]) -> DriverError:
+    """Return the error that driver *loaded* has no files below *root*, but others have."""
+    return DriverError(
+        f"driver {loaded} is loaded, but the libraries below the driver root "
+        f'"{root.path}" are of {", ".join(there)}',
+        "reboot, or reload the driver's modules",
+    )
+
+
+def _order(version: str) -> list[int]:
+    return [int(part) for part in version.split(".") if part]
