@@ -19,7 +19,7 @@ from hooks import update_container
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from typing import Union
 
     from gpuruntime.system.paths import Root
@@ -78,8 +78,8 @@ class MountedLibraries(Record):
             LoaderCache(tuple(entries)).execute(root, warn)
 
 
-def _mounted(root: Root, folder: str) -> Iterator[ldcache.Entry]:
-    """Yield an entry for each library that is a mount of its own in *folder*.
+def _mounted(root: Root, folder: str) -> list[ldcache.Entry]:
+    """Return an entry for each library that is a mount of its own in *folder*, and its `.so` link.
 
     The others are the image's, which its own cache has in the order that it wants.
     """
@@ -88,7 +88,9 @@ def _mounted(root: Root, folder: str) -> Iterator[ldcache.Entry]:
     try:
         dirfd = root.open_directory(folder)
     except OSError:
-        return
+        return []
+    found: dict[str, ldcache.Entry] = {}
+    links = []
     try:
         ours = _mount_id(dirfd)
         for name in sorted(os.listdir(dirfd))[:MAX_NAMES]:
@@ -96,23 +98,35 @@ def _mounted(root: Root, folder: str) -> Iterator[ldcache.Entry]:
                 continue
             fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dirfd)
             try:
-                if stat.S_ISREG(os.fstat(fd).st_mode) and _mount_id(fd) != ours:
-                    yield from _entry(fd, folder, name)
+                kind = stat.S_IFMT(os.fstat(fd).st_mode)
+                if kind == stat.S_IFREG and _mount_id(fd) != ours:
+                    entry = _entry(fd, folder, name)
+                    if entry is not None:
+                        found[entry.soname] = entry
+                elif kind == stat.S_IFLNK and name.endswith(".so"):
+                    links.append((name, os.readlink("", dir_fd=fd)))
             finally:
                 os.close(fd)
     finally:
         os.close(dirfd)
+    named = [
+        ldcache.Entry(name, f"{folder}/{name}", found[target].flags)
+        for name, target in links
+        if target in found and update_container.is_clean(f"/{name}")
+    ]
+    return [*found.values(), *named]
 
 
-def _entry(fd: int, folder: str, name: str) -> Iterator[ldcache.Entry]:
+def _entry(fd: int, folder: str, name: str) -> ldcache.Entry | None:
     with os.fdopen(reopen(fd, os.O_RDONLY), "rb") as file:
         try:
             found = elf.read(file)
         except elf.ElfError:
-            return
+            return None
     soname = found.soname or name
-    if found.abi in ldcache.ABI_FLAGS and update_container.is_clean(f"/{soname}"):
-        yield ldcache.Entry(soname, f"{folder}/{soname}", ldcache.ABI_FLAGS[found.abi])
+    if found.abi not in ldcache.ABI_FLAGS or not update_container.is_clean(f"/{soname}"):
+        return None
+    return ldcache.Entry(soname, f"{folder}/{soname}", ldcache.ABI_FLAGS[found.abi])
 
 
 def _mount_id(fd: int) -> str:

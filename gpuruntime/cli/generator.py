@@ -297,7 +297,9 @@ def summary(inventory: Inventory, spec: Spec) -> str:
     migs = sum(len(gpu.mig) for gpu in inventory.gpus)
     files = len(spec.get("containerEdits", Edits()).get("mounts", []))
     missing = "; ".join(inventory.problems) or "none"
-    return f"{gpus} GPUs, {migs} MIG devices, {files} files; required and missing: {missing}"
+    found = ((gpus, "GPU"), (migs, "MIG device"), (files, "file"))
+    counts = ", ".join(f"{number} {noun}{'' if number == 1 else 's'}" for number, noun in found)
+    return f"{counts}; required and missing: {missing}"
 
 
 def _mode(mode: str) -> str:

@@ -59,6 +59,12 @@ def runc_v1(devices: str) -> dict[str, Any]:
     return compare(Bundle(WORK), devices)
 
 
+def separate_hooks(devices: str) -> dict[str, Any]:
+    """Use runc with a spec that has one hook a step."""
+    generate(SPEC, "--separate-hooks")
+    return compare(Bundle(WORK), devices)
+
+
 def runc_v2(devices: str) -> dict[str, Any]:
     """Use runc where /sys/fs/cgroup is cgroup2 alone."""
     restrict_a_node()
@@ -173,6 +179,7 @@ def podman(devices: str, spec: str = SPEC) -> dict[str, Any]:
 SCENARIOS = {
     "runc-v1": runc_v1,
     "runc-v2": runc_v2,
+    "separate-hooks": separate_hooks,
     "crun": crun,
     "docker": docker,
     "docker-refused": docker_refused,
@@ -184,9 +191,9 @@ SCENARIOS = {
 }
 
 
-def generate(target: str = SPEC) -> None:
+def generate(target: str = SPEC, *options: str) -> None:
     """Write the CDI spec of the simulated host."""
-    run(BIN / "gpuruntime", "cdi", "generate", "--output", target)
+    run(BIN / "gpuruntime", "cdi", "generate", "--output", target, *options)
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ def on_host(script: str, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-SUMMARY = r"[0-9]+ GPUs, [0-9]+ MIG devices, [0-9]+ files; required and missing: "
+SUMMARY = r"[0-9]+ GPUs?, [0-9]+ MIG devices?, [0-9]+ files?; required and missing: "
 
 
 def generated(arguments: str = "", *options: str, prepare: str = ":") -> dict[str, Any]:

@@ -20,6 +20,13 @@ def test_a_runc_container_has_the_gpus_it_asked_for_and_no_other(
     seen.assert_unasked_is_unchanged(found)
 
 
+@pytest.mark.system("runc")
+def test_one_hook_a_step_comes_to_the_same() -> None:
+    """As in the incumbent's specs; what it has no hook for here is said and is no error."""
+    found = seen.play("separate-hooks", "1,3")
+    seen.assert_gpu_container(found, {1, 3}, proc_driver=True)
+
+
 @pytest.mark.system("runc", "crun")
 def test_a_crun_container_has_the_gpus_it_asked_for_and_no_other() -> None:
     """The runtimes differ in how they set devices and when they run hooks."""
