@@ -188,6 +188,9 @@ def _node(node: Node) -> DeviceNode:
     if node.host_path != node.container_path:
         edit["hostPath"] = node.host_path
     edit["permissions"] = "rw"
+    if node.group:
+        # Consumers read the mode from the host, and not the group that it is for.
+        edit["gid"] = node.group
     return edit
 
 

@@ -73,6 +73,11 @@ that need it for another file; `display` brings what `graphics` does, and `all` 
 *Since* and *until* are drivers that were the first and the last to have a file.
 `VERSION` stands for the driver's version.
 
+What only a running system has is not in packages: the sockets of nvidia-persistenced and
+nv-fabricmanager below `/run` (for utility) and the directory of MPS, `/tmp/nvidia-mps` or
+`CUDA_MPS_PIPE_DIRECTORY` (for compute, video).
+They are mounted writable.
+
 | file | {branches} | for | why |
 |---|{rules}---|---|
 """

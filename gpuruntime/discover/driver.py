@@ -60,7 +60,7 @@ def find_nvml(
     for path in found:
         if not loaded or version.of_name(path) in ("", loaded):
             return path
-    raise version.mismatch(root, loaded, [version.of_name(path) for path in found])
+    raise version.mismatch(root, loaded, dict.fromkeys(map(version.of_name, found)))
 
 
 def _nvmls(
@@ -82,8 +82,16 @@ def _nvmls(
         except DiscoveryError as error:
             refused.append(error)
             continue
-        if elf.abi == native and elf.soname in (NVML_NAME, None):
-            found[directory.root.host_path(path)] = None
+        host_path = directory.root.host_path(path)
+        if elf.abi != native:
+            refused.append(
+                DiscoveryError(
+                    f'"{host_path}" is for {elf.abi or "another machine"}, not for {native}',
+                    "install the driver for this machine",
+                )
+            )
+        elif elf.soname in (NVML_NAME, None):
+            found[host_path] = None
     return list(found), refused
 
 

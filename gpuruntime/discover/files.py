@@ -116,16 +116,16 @@ class Finder:
                 self._private(row)
 
     def _module(self, row: table.Row, root: DriverRoot, directory: str) -> bool:
-        plain = row.name if not row.suffix else f"{row.name}.so"
-        names = [f"{plain}.{self._version}", plain] if row.suffix else [plain]
+        plain = row.name if not row.suffixes else f"{row.name}.so"
+        names = [f"{plain}.{self._version}", plain] if row.suffixes else [plain]
         there = root.directory(directory)
         for name in names if there else ():
             path = f"{directory}/{name}"
             if there and name in there.names and self._is_ours(root, path):
                 real = root.locate(path) or path
                 # The name without a version may be all that alternatives link here.
-                file = posixpath.basename(real) if row.suffix else name
-                if not row.suffix or file == names[0]:
+                file = posixpath.basename(real) if row.suffixes else name
+                if not row.suffixes or file == names[0]:
                     self._add(root, row, real, f"{directory}/{file}")
                     return True
         return False
@@ -181,7 +181,7 @@ class Finder:
                 continue
             directory = row.private[0].replace("TRIPLET", match[1]).replace("PRIVATE", match[2])
             pattern = posixpath.basename(row.name)
-            if row.kind == table.XORG and row.suffix:
+            if row.kind == table.XORG and row.suffixes:
                 pattern = f"{pattern}.so.{self._version}"
             for path in self._matching(root, directory, pattern):
                 real = self._file(root, path)

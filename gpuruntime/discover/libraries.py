@@ -25,18 +25,29 @@ _SONAME = re.compile(r"[A-Za-z0-9_.+~@-]+\Z")
 
 
 class File(Record):
-    """A library's file: its *root*, *path* in it, and what it says of itself."""
+    """A library's file: its *root*, *path* in it, and what it says of itself.
 
-    __slots__ = ("elf", "path", "root", "row", "soname")
+    *versioned*: it is called by the driver's version.
+    """
+
+    __slots__ = ("elf", "path", "root", "row", "soname", "versioned")
 
     def __init__(
-        self, *, root: DriverRoot, path: str, row: table.Row, elf: Elf, soname: str
+        self,
+        *,
+        root: DriverRoot,
+        path: str,
+        row: table.Row,
+        elf: Elf,
+        soname: str,
+        versioned: bool,
     ) -> None:
         self.root = root
         self.path = path
         self.row = row
         self.elf = elf
         self.soname = soname
+        self.versioned = versioned
 
     @property
     def host_path(self) -> str:
@@ -68,7 +79,7 @@ def find(
     files = _unique(_belonging(scan), places.abis(native))
     for stem in REQUIRED:
         if not any(file.row.name == stem and file.elf.abi == native for file in files):
-            raise _missing(root, directories, scan, stem, driver_version)
+            raise _missing(root, directories, scan, stem, (driver_version, native))
     linked = _links_elsewhere(files, directories)
     libraries = [_library(file, linked.get(file.host_path, ())) for file in files]
     libraries.sort(key=lambda library: library.container_path)
@@ -91,13 +102,13 @@ def _read(scan: _Scan, directory: Directory, driver_version: str) -> None:
                 continue
             row = table.unknown(stem)
         if not _is_of(row, suffix, driver_version):
-            if row.suffix == table.VERSION and version.of_name(name):
+            if table.VERSION in row.suffixes and version.of_name(name):
                 others.setdefault(stem, set()).add(suffix)
             continue
         if row.capability == table.NEVER or row.kind != table.LIBRARY:
             continue
         try:
-            _add(scan, directory, name, row)
+            _add(scan, directory, name, row, versioned=suffix == driver_version)
         except DiscoveryError as error:
             scan.refused.setdefault(stem, []).append(error)
     if others:
@@ -105,12 +116,15 @@ def _read(scan: _Scan, directory: Directory, driver_version: str) -> None:
 
 
 def _is_of(row: table.Row, suffix: str, driver_version: str) -> bool:
-    if row.suffix == table.VERSION:
-        return suffix == driver_version
-    return fnmatch.fnmatchcase(suffix, row.suffix)
+    return any(
+        suffix == driver_version
+        if wanted == table.VERSION
+        else fnmatch.fnmatchcase(suffix, wanted)
+        for wanted in row.suffixes
+    )
 
 
-def _add(scan: _Scan, directory: Directory, name: str, row: table.Row) -> None:
+def _add(scan: _Scan, directory: Directory, name: str, row: table.Row, *, versioned: bool) -> None:
     root = directory.root
     path, elf = root.library(directory.join(name))
     if root.host_path(path) in scan.files:
@@ -130,7 +144,7 @@ def _add(scan: _Scan, directory: Directory, name: str, row: table.Row) -> None:
         row = table.LIBRARIES.get(stem) or table.unknown(stem)
         if row.capability == table.NEVER:
             return
-    found = File(root=root, path=path, row=row, elf=elf, soname=soname)
+    found = File(root=root, path=path, row=row, elf=elf, soname=soname, versioned=versioned)
     scan.files[found.host_path] = found
 
 
@@ -141,7 +155,7 @@ def _belonging(scan: _Scan) -> list[File]:
     ours has nothing for.
     """
     files = list(scan.files.values())
-    versioned = [file for file in files if file.row.suffix == table.VERSION]
+    versioned = [file for file in files if file.versioned]
     abis = {file.elf.abi for file in versioned}
     ours = {posixpath.dirname(file.host_path) for file in versioned}
     others = {directory.root.host_path(directory.path) for directory, _ in scan.others} - ours
@@ -251,16 +265,17 @@ def _missing(
     directories: Sequence[Directory],
     scan: _Scan,
     stem: str,
-    driver_version: str,
+    wanted: tuple[str, str],
 ) -> GpuRuntimeError:
-    """Return why there is no *stem* of *driver_version*."""
+    """Return why there is no *stem* of the *wanted* driver version and ABI."""
+    driver_version, native = wanted
     for error in scan.refused.get(stem, ()):
         return error
     for file in scan.files.values():
         if file.row.name == stem:
             return DiscoveryError(
                 f'"{file.host_path}" is for {file.elf.abi or "another machine"}, and there is '
-                f"none for {places.native_abi()}",
+                f"none for {native}",
                 "install the driver for this machine",
             )
     there = {other for _, others in scan.others for other in others.get(stem, ())}

@@ -130,15 +130,16 @@ def _known(native: str) -> Iterable[str]:
 
 
 def _cached(root: DriverRoot) -> list[str]:
-    """Return where the root's own ld.so.cache has libraries of the driver.
-
-    A cache that is missing or that a loader would ignore has none.
-    """
+    """Return where the root's own ld.so.cache, if it has one, has libraries of the driver."""
     data = root.read("/etc/ld.so.cache", MAX_CACHE_BYTES)
     try:
         entries = ldcache.parse(data) if data else []
     except LdcacheError:
-        return []
+        # Of an old format or another byte order: what looks like a path in it is worth a look.
+        known = tuple(f"/{name}".encode() for name in (CUDA_NAME, NVML_NAME))
+        paths = [text for text in (data or b"").split(b"\0") if text.endswith(known)]
+        found = [os.fsdecode(path[path.index(b"/") :]) for path in paths]
+        return [posixpath.dirname(path) for path in found]
     return [posixpath.dirname(row[1]) for row in entries if _is_drivers(row[0])]
 
 

@@ -166,6 +166,8 @@ class DriverRoot:
                 f'"{self.host_path(path)}" is no library that can be used: {error}',
                 "install the driver again",
             ) from error
+        except OSError as error:
+            raise self._refused(path, f"cannot be read: {error.strerror}") from error
         finally:
             os.close(fd)
         return real, self._elves[real]
@@ -210,7 +212,10 @@ class DriverRoot:
 
     def is_executable(self, path: str) -> bool:
         """Tell whether the file *path* is a program."""
-        return bool(self._status(path).st_mode & 0o111)
+        try:
+            return bool(self._status(path).st_mode & 0o111)
+        except DiscoveryError:
+            return False
 
     def _open(self, path: str) -> int | None:
         """Return an O_PATH descriptor of what *path* leads to; None if there is nothing."""
@@ -255,7 +260,9 @@ class DriverRoot:
         return real
 
     def _status(self, path: str) -> os.stat_result:
-        fd = self.root.open_path(path)
+        fd = self._open(path)
+        if fd is None:
+            raise self._refused(path, "is no longer there")
         try:
             return os.fstat(fd)
         finally:

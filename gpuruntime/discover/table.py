@@ -13,14 +13,13 @@ from gpuruntime.record import Record
 ALL = ""  # every capability
 NEVER = "never"
 
-# What a row is about. All but the last are also kinds of `gpuruntime.model.File`, libraries aside.
+# What a row is about; all but the first are also the kinds of `gpuruntime.model.File`.
 LIBRARY = "library"
 BINARY = "binary"
 CONFIG = "config"
 FIRMWARE = "firmware"
 XORG = "xorg"
 IPC = "ipc"
-HOST = "host"
 
 VERSION = "VERSION"  # in names: the driver's version
 
@@ -28,18 +27,18 @@ VERSION = "VERSION"  # in names: the driver's version
 class Row(Record):
     """A file of the driver: its *capability*, and *why* in a few words.
 
-    *name* of a library is what stands before `.so.` and its *suffix*, a pattern; of another file
-    a pattern of its path below the directories of its kind. It is part of the drivers *since* to
-    *until*, where that is known; *opens* are the SONAMEs that it loads without naming them as
-    needed. *links* are further names of a library, `TARGET::LINK` with the link relative to its
-    directory; FILE and SONAME stand for the library's own.
+    *name* of a library is what stands before `.so.` and one of its *suffixes*, patterns; of
+    another file it is a pattern of its path below the directories of its kind. The file is part
+    of the drivers *since* to *until*, where that is known. *opens* are the SONAMEs that a library
+    loads without naming them as needed; *links* are further names of it, `TARGET::LINK` with the
+    link relative to its directory, where FILE and SONAME stand for its own.
 
     Debian keeps drivers apart, PRIVATE being the name of one, and its alternatives link the files
     of one to where programs look: *private* has the two directories, for where nobody did so.
     """
 
     __slots__ = (
-        *("capability", "kind", "links", "name", "opens", "private", "since", "suffix", "until"),
+        *("capability", "kind", "links", "name", "opens", "private", "since", "suffixes", "until"),
         "why",
     )
 
@@ -50,7 +49,7 @@ class Row(Record):
         capability: str,
         why: str,
         *,
-        suffix: str = VERSION,
+        suffixes: tuple[str, ...] = (VERSION,),
         since: str = "",
         until: str = "",
         opens: tuple[str, ...] = (),
@@ -61,7 +60,7 @@ class Row(Record):
         self.name = name
         self.capability = capability
         self.why = why
-        self.suffix = suffix
+        self.suffixes = suffixes
         self.since = since
         self.until = until
         self.opens = opens
@@ -79,23 +78,22 @@ _LIBRARIES = (
     Row(LIBRARY, "libcuda", COMPUTE, "CUDA", links=("SONAME::libcuda.so",)),
     Row(LIBRARY, "libcudadebugger", COMPUTE, "debugs CUDA programs", since="520"),
     Row(
-        *(
-            LIBRARY,
-            "libnvidia-allocator",
-            COMPUTE,
-            "allocates buffers, back end of GBM",
-        ),
+        *(LIBRARY, "libnvidia-allocator", COMPUTE, "allocates buffers, also for GBM"),
         since="440",
         links=("../SONAME::gbm/nvidia-drm_gbm.so",),
     ),
     Row(LIBRARY, "libnvidia-compiler", COMPUTE, "compiles OpenCL programs", until="530"),
     Row(LIBRARY, "libnvidia-fatbinaryloader", COMPUTE, "loads CUDA programs", until="440"),
     Row(LIBRARY, "libnvidia-gpucomp", COMPUTE, "compiles for all APIs", since="545"),
-    Row(LIBRARY, "libnvidia-nvvm", COMPUTE, "compiles CUDA and OpenCL programs", since="470"),
+    Row(
+        *(LIBRARY, "libnvidia-nvvm", COMPUTE, "compiles CUDA and OpenCL programs"),
+        since="470",
+        suffixes=(VERSION, "4.0.0"),  # the latter at first
+    ),
     Row(
         *(LIBRARY, "libnvidia-nvvm70", COMPUTE, "compiles NVVM 7 programs"),
         since="590",
-        suffix="*",
+        suffixes=("*",),
     ),
     Row(LIBRARY, "libnvidia-opencl", COMPUTE, "OpenCL"),
     Row(LIBRARY, "libnvidia-pkcs11", COMPUTE, "checks signatures, with OpenSSL 1.1", since="530"),
@@ -120,22 +118,22 @@ _LIBRARIES = (
         *(LIBRARY, "libGLX_nvidia", GRAPHICS, "GLX and Vulkan"),
         links=("FILE::libGLX_indirect.so.0",),
     ),
-    Row(LIBRARY, "libnvidia-api", GRAPHICS, "NVAPI", suffix="1", since="525"),
+    Row(LIBRARY, "libnvidia-api", GRAPHICS, "NVAPI", suffixes=("1",), since="525"),
     Row(LIBRARY, "libnvidia-cbl", GRAPHICS, "ray tracing", since="410", until="470"),
     Row(
         *(LIBRARY, "libnvidia-egl-gbm", GRAPHICS, "EGL on GBM"),
-        suffix="*.*",
+        suffixes=("*.*",),
         since="495",
         opens=("libnvidia-allocator.so.1",),
     ),
-    Row(LIBRARY, "libnvidia-egl-wayland", GRAPHICS, "EGL on Wayland", suffix="*.*"),
+    Row(LIBRARY, "libnvidia-egl-wayland", GRAPHICS, "EGL on Wayland", suffixes=("*.*",)),
     Row(
         *(LIBRARY, "libnvidia-egl-wayland2", GRAPHICS, "EGL on Wayland"),
-        suffix="*.*",
+        suffixes=("*.*",),
         since="590",
     ),
-    Row(LIBRARY, "libnvidia-egl-xcb", GRAPHICS, "EGL on X11", suffix="*", since="560"),
-    Row(LIBRARY, "libnvidia-egl-xlib", GRAPHICS, "EGL on X11", suffix="*", since="560"),
+    Row(LIBRARY, "libnvidia-egl-xcb", GRAPHICS, "EGL on X11", suffixes=("*",), since="560"),
+    Row(LIBRARY, "libnvidia-egl-xlib", GRAPHICS, "EGL on X11", suffixes=("*",), since="560"),
     Row(LIBRARY, "libnvidia-eglcore", GRAPHICS, "part of EGL"),
     Row(LIBRARY, "libnvidia-fbc", GRAPHICS, "captures frames"),
     Row(LIBRARY, "libnvidia-glcore", GRAPHICS, "part of OpenGL and Vulkan"),
@@ -161,14 +159,14 @@ _LIBRARIES = (
 
 # Vendor-neutral: each driver brings its own copy, and the image has the one it was built for.
 _NEUTRAL = tuple(
-    Row(LIBRARY, name, NEVER, "vendor-neutral: the image has its own", suffix="*")
+    Row(LIBRARY, name, NEVER, "vendor-neutral: the image has its own", suffixes=("*",))
     for name in (
         *("libEGL", "libGL", "libGLESv1_CM", "libGLESv2", "libGLX", "libGLdispatch"),
         *("libOpenCL", "libOpenGL"),
     )
 )
 
-_BINARIES = (
+BINARIES = (
     Row(BINARY, "nv-fabricmanager", UTILITY, "manages NVSwitches"),
     Row(
         *(BINARY, "nvidia-debugdump", UTILITY, "collects debugging data of a GPU"),
@@ -186,7 +184,7 @@ _BINARIES = (
 )
 
 # Below a directory of configuration or of data: /etc, /usr/share and the like.
-_CONFIGS = (
+CONFIGS = (
     Row(CONFIG, "OpenCL/vendors/*nvidia*.icd", COMPUTE, "where OpenCL finds the driver"),
     Row(CONFIG, "glvnd/egl_vendor.d/*nvidia*.json", GRAPHICS, "where EGL finds the driver"),
     Row(
@@ -216,11 +214,11 @@ _CONFIGS = (
 # Looked for in one place only of several, and put where every loader of Vulkan looks.
 ONCE = ("vulkan/", "vulkansc/")
 # Beside the libraries.
-_DATA = (Row(CONFIG, "nvidia/wine/*.dll", NGX, "NGX for Wine", since="470"),)
-_XORG = (
+DATA = (Row(CONFIG, "nvidia/wine/*.dll", NGX, "NGX for Wine", since="470"),)
+XORGS = (
     Row(
         *(XORG, "nvidia_drv.so", GRAPHICS, "driver of Xorg"),
-        suffix="",
+        suffixes=(),
         private=("/usr/lib/nvidia/PRIVATE", "/usr/lib/xorg/modules/drivers"),
     ),
     Row(
@@ -229,21 +227,18 @@ _XORG = (
         private=("/usr/lib/nvidia/PRIVATE", "/usr/lib/xorg/modules/extensions"),
     ),
 )
-_FIRMWARE = (
+FIRMWARES = (
     Row(FIRMWARE, "nvidia/VERSION/gsp*.bin", ALL, "firmware of the GPU's system processor"),
 )
-_IPC = (
+# Below /run or /var/run.
+SOCKETS = (
     Row(IPC, "nvidia-persistenced/socket", UTILITY, "socket of nvidia-persistenced"),
     Row(IPC, "nvidia-fabricmanager/socket", UTILITY, "socket of nv-fabricmanager"),
 )
 MPS = Row(IPC, "nvidia-mps", COMPUTE, "pipes of MPS")
-LIBRARIES = {row.name: row for row in (*_LIBRARIES, *_NEUTRAL, *_XORG)}
-BINARIES = _BINARIES
-CONFIGS = _CONFIGS
-DATA = _DATA
-XORGS = _XORG
-FIRMWARES = _FIRMWARE
-SOCKETS = _IPC
+
+# By name, modules of Xorg included, which are libraries in other directories.
+LIBRARIES = {row.name: row for row in (*_LIBRARIES, *_NEUTRAL, *XORGS)}
 # Machines in names of ICDs, as `nvidia_icd.i686.json`, and their ABIs.
 MACHINES = {
     "x86_64": "x86-64",

@@ -72,9 +72,9 @@ def choose(root: DriverRoot, directories: Sequence[Directory]) -> str:
     """
     there = installed(directories)
     module = of_module(root)
-    if not module:
+    if not there or not module:
         return there[0] if there else ""
-    if there and module not in there:
+    if module not in there:
         raise mismatch(root, module, there)
     return module
 

@@ -79,8 +79,9 @@ def change(tree: Tree, step: Step) -> None:
     path = f"{directory}/{name}"
     place = tree.at(path)
     try:
-        if what == "remove" or (what != "writable" and place.is_symlink()):
-            place.unlink()
+        if what == "remove" or (what != "writable" and not place.is_dir()):
+            # Not written through: a FIFO would wait for a reader.
+            place.unlink(missing_ok=True)
         if what == "library":
             tree.file(path, elf(soname, ["libcuda.so.1", target], abi))
         elif what == "text":

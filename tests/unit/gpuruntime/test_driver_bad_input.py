@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from driver_roots import ALL, COMPUTE, VERSION, Tree, elf
+from driver_roots import COMPUTE, VERSION, Tree, elf
 
 from gpuruntime.discover.driver import DriverRoot, find_driver, find_nvml
 from gpuruntime.errors import DiscoveryError, GpuRuntimeError
@@ -168,6 +168,8 @@ def test_libraries_for_another_machine_are_told(tmp_path: Path) -> None:
     tree.libraries(PLACE, COMPUTE, abi="aarch64")
     with pytest.raises(DiscoveryError, match=r'libcuda\.so\.[0-9.]+" is for aarch64'):
         found(tree)
+    with pytest.raises(DiscoveryError, match="is for aarch64, not for x86-64"):
+        find_nvml(DriverRoot(str(tree.path)), native="x86-64", elsewhere=())
 
 
 def test_a_library_is_what_its_soname_says(tree: Tree) -> None:
@@ -273,4 +275,3 @@ def test_the_loader_s_files_can_be_anything(tree: Tree) -> None:
     os.mkfifo(tree.at("/etc/ld.so.conf"))
     os.mkfifo(tree.at("/etc/ld.so.cache"))
     assert found(tree) == whole
-    assert len(ALL) > len(COMPUTE)

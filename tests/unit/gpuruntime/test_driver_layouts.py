@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections import Counter
 from pathlib import Path
 
@@ -169,6 +170,7 @@ def test_width_and_machine_are_told_by_the_header(tmp_path: Path) -> None:
     tree.libraries("/usr/lib64", COMPAT32, abi="i386")
     tree.libraries("/usr/lib/aarch64-linux-gnu", abi="aarch64")
     tree.libraries("/usr/lib")
+    tree.module(VERSION)
     driver = found(tree)
     assert {lib.abi for lib in driver.libraries} == {"x86-64", "i386"}
     assert {os.path.dirname(lib.container_path) for lib in driver.libraries} == {
@@ -198,6 +200,25 @@ def test_a_cache_is_not_needed_and_not_believed(tmp_path: Path) -> None:
     }
 
 
+def test_a_cache_of_another_kind_names_directories_all_the_same(tmp_path: Path) -> None:
+    """B045: of an old C library, or made on a machine of the other byte order."""
+    tree = build(tmp_path / "root", "cache-only")
+    whole = found(tree)
+    new = tree.at("/etc/ld.so.cache").read_bytes()
+    (count,) = struct.unpack_from("<I", new, 20)
+    for order in "<>":
+        table, strings = b"", b""
+        for name in ("libcuda.so.1", "libnvidia-ml.so.1", "libGLX_nvidia.so.0"):
+            key = len(strings)
+            strings += f"{name}\0/var/lib/nvidia/lib64/{name}\0".encode()
+            table += struct.pack(f"{order}iII", 3, key, key + len(name) + 1)
+        old = b"ld.so-1.7.0\0" + struct.pack(f"{order}I", 3) + table + strings
+        swapped = new[:20] + struct.pack(f"{order}I", count) + new[24:]
+        for content in (old, swapped):
+            tree.file("/etc/ld.so.cache", content)
+            assert found(tree) == whole
+
+
 def test_a_cache_without_the_driver_does_not_hide_it(tmp_path: Path) -> None:
     """B124: on a read-only system it may be older than the driver."""
     tree = build(tmp_path / "root", "talos")
@@ -223,6 +244,7 @@ def test_directories_of_the_loader_s_files_are_searched(tmp_path: Path) -> None:
 def test_search_paths_are_in_place_of_the_usual_directories(tmp_path: Path) -> None:
     """B099, B071: outside the root the container path is the host's, below it that below it."""
     tree = build(tmp_path / "root", "rhel")
+    tree.module(VERSION)
     outside = Tree(tmp_path / "snap")
     outside.libraries("/lib", COMPUTE_ONLY)
     outside.file("/share/vulkan/icd.d/nvidia_icd.json", "{}")

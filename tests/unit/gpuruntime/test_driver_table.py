@@ -122,7 +122,7 @@ def test_every_file_of_the_table_is_found(tmp_path: Path) -> None:
     suffixes = {table.VERSION: VERSION, "*": "1", "1": "1", "*.*": "1.0"}
     libraries = [row for row in table.LIBRARIES.values() if row.kind == table.LIBRARY]
     for row in libraries:
-        own = suffixes[row.suffix]
+        own = suffixes[row.suffixes[0]]
         tree.library("/usr/lib64", Library(row.name, f"{row.name}.so.1", own_version=own))
     for row in table.CONFIGS:
         name = row.name.replace("*nvidia*", "10_nvidia").replace("*", "10-")

@@ -243,8 +243,27 @@ def test_a_driver_elsewhere_is_told(layout: str, tmp_path: Path) -> None:
         assert f"--driver-root {there.path}" in str(caught.value.hint)
 
 
+def test_a_loaded_module_without_libraries_is_no_driver(tmp_path: Path) -> None:
+    """The module alone; what is missing is everything."""
+    tree = Tree(tmp_path / "root")
+    tree.module(VERSION)
+    with pytest.raises(DriverError, match=r'no "libnvidia-ml\.so\.1"'):
+        found(tree)
+
+
+def test_the_first_versions_of_nvvm_were_not_the_driver_s(tree: Tree) -> None:
+    """Theirs is no other driver's either."""
+    tree.file(f"{LIBRARIES}/libnvidia-nvvm.so.4.0.0", elf("libnvidia-nvvm.so.4"))
+    driver = found(tree)
+    assert f"{LIBRARIES}/libnvidia-nvvm.so.4.0.0" in {
+        lib.container_path for lib in driver.libraries
+    }
+    assert driver.problems == ()
+
+
 def test_nvml_without_its_link_is_found(tree: Tree) -> None:
     """The loader's cache was not made since."""
+    tree.module(VERSION)
     tree.at(f"{LIBRARIES}/libnvidia-ml.so.1").unlink()
     assert nvml(tree) == f"{LIBRARIES}/libnvidia-ml.so.{VERSION}"
 

@@ -47,7 +47,7 @@ def test_libraries_of_the_image_are_not_touched(tmp_path: Path) -> None:
     (tmp_path / "lib/libown.so").symlink_to("libown.so.1")
     root = Root(str(tmp_path))
     operation = classic.MountedLibraries(("/lib", "/missing"))
-    operation.execute(root, lambda text: pytest.fail(text))
+    operation.execute(root, pytest.fail)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lib"]
     assert "/lib, /missing" in operation.describe()
 
