@@ -13,7 +13,6 @@ from cdi import store
 from cdi.errors import CdiError
 from cdi.wire import Spec
 from gpuruntime.cli import generator, spec_files, stamp
-from gpuruntime.discover import fingerprint
 from gpuruntime.discover.fingerprint import Fingerprint
 from gpuruntime.errors import SpecError, escape
 from gpuruntime.model import Inventory
@@ -50,7 +49,7 @@ def generate(output: str, format_: str | None, **given: Any) -> None:  # noqa: A
     if ending and format_ != ending:
         click.echo(f'warning: {format_} is written to "{escape(output)}"', err=True)
     # Before the discovery: what changes meanwhile is to be seen by the next refresh.
-    found = fingerprint.read(chosen.driver_root, chosen.dev_root, chosen.library_search_paths)
+    found = generator.fingerprint_of(chosen)
     inventory = generator.discover(chosen)
     warn(inventory)
     spec = generator.document(chosen, inventory)

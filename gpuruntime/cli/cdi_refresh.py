@@ -35,7 +35,7 @@ def refresh(output: str, *, force: bool, **given: Any) -> None:  # noqa: ANN401 
     then the exit status is 1. The options are those of "cdi generate".
     """
     chosen = generator.checked(**given)
-    found = fingerprint.read(chosen.driver_root, chosen.dev_root, chosen.library_search_paths)
+    found = generator.fingerprint_of(chosen)
     known = stamp.read(output)
     if known is not None and not force and stamp.fits(known, found, chosen):
         click.echo(f'unchanged "{escape(output)}": the host is as it was', err=True)

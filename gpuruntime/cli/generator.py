@@ -17,7 +17,9 @@ from cdi.errors import CdiError
 from cdi.wire import Edits, Spec
 from gpuruntime import capabilities, plan, resolve
 from gpuruntime.cli.comma_option import CommaOption
+from gpuruntime.discover import fingerprint
 from gpuruntime.discover import inventory as machine
+from gpuruntime.discover.fingerprint import Fingerprint
 from gpuruntime.errors import ConfigError, DiscoveryError, SpecError, escape
 from gpuruntime.model import Inventory
 
@@ -250,6 +252,16 @@ def discover(chosen: Options) -> Inventory:
         library_search_path=chosen.library_search_paths,
         config_search_path=chosen.config_search_paths,
         management=chosen.mode == MANAGEMENT,
+    )
+
+
+def fingerprint_of(chosen: Options) -> Fingerprint:
+    """Return the fingerprint of the host that *chosen* is about; raise DiscoveryError."""
+    return fingerprint.read(
+        chosen.driver_root,
+        chosen.dev_root,
+        chosen.library_search_paths,
+        chosen.config_search_paths,
     )
 
 

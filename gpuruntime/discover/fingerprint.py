@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gpuruntime import __version__
-from gpuruntime.discover import driver, table
+from gpuruntime.discover import driver, places, table
 
 Fingerprint = dict[str, Any]
 
@@ -32,6 +32,7 @@ def read(
     driver_root: str,
     dev_root: str,
     search_paths: Iterable[str] = (),
+    config_search_paths: Sequence[str] = (),
     *,
     proc: str = "/proc",
     sys: str = "/sys",
@@ -41,7 +42,8 @@ def read(
     What is not there is a part as well. Raises DiscoveryError if the driver root cannot be read.
     """
     root = driver.DriverRoot(driver_root)
-    directories = [*driver.library_directories(root), *search_paths]
+    directories = [root.host_path(path) for path in driver.library_directories(root)]
+    directories += search_paths
     nvidia = f"{proc}/driver/nvidia"
     return {
         "program": [__version__, _digest_of_table()],
@@ -52,14 +54,18 @@ def read(
         "GPUs": _names(f"{nvidia}/gpus"),
         "MIG devices": _mig_names(f"{nvidia}/capabilities"),
         "loader cache": _identity(root.host_path("/etc/ld.so.cache")),
-        "library directories": {
-            path: _identity(root.host_path(path)) for path in dict.fromkeys(directories)
-        },
-        "libraries": {
-            f"{directory}/{name}": _identity(root.host_path(f"{directory}/{name}"))
-            for directory in dict.fromkeys(directories)
+        "library directories": _identities(directories),
+        "libraries": _identities(
+            f"{directory}/{name}"
+            for directory in directories
             for name in ("libcuda.so.1", driver.NVML_NAME)
-        },
+        ),
+        "programs": _identities(
+            root.host_path(f"{directory}/{row.name}")
+            for row in table.BINARIES
+            for directory in places.BINARIES
+        ),
+        "other files": _identities(_other_directories(root, config_search_paths)),
         "device nodes": _nodes(dev_root),
         "sockets": [path for path in _SOCKETS if os.path.lexists(root.host_path(path))],
     }
@@ -116,6 +122,24 @@ def _identity(path: str) -> list[int] | None:
         *(status.st_dev, status.st_ino, status.st_size),
         *(status.st_mtime_ns, status.st_ctime_ns),
     ]
+
+
+def _identities(paths: Iterable[str]) -> dict[str, list[int]]:
+    """Return path → identity of those of *paths* that are there."""
+    found = {path: _identity(path) for path in dict.fromkeys(paths)}
+    return {path: identity for path, identity in found.items() if identity is not None}
+
+
+def _other_directories(root: driver.DriverRoot, config_search_paths: Sequence[str]) -> list[str]:
+    """Return where there can be firmware and files of configuration, on the host."""
+    bases = places.configurations(root, config_search_paths, os.environ.get("XDG_DATA_DIRS", ""))
+    found = [
+        where.host_path(f"{base}/{os.path.dirname(row.name)}")
+        for row in table.CONFIGS
+        for where, base in bases
+    ]
+    firmware = places.firmware(root, os.uname().release)
+    return [*found, *(root.host_path(f"{path}/nvidia") for path in firmware)]
 
 
 def _names(directory: str) -> list[str] | None:
