@@ -84,11 +84,14 @@ def inject(command: Command, config: Config, cli_python: str, log: Log) -> None:
     directory, name = os.path.split(command.config or "")
     bundle = Bundle(directory, name) if name else Bundle(command.bundle or "", CONFIG_NAME)
     document, doubt = bundle.parse()
-    if not request.may_ask(bundle.data):
+    policy = request.Policy(config.default_kind)
+    if not request.may_ask(bundle.data, policy):
         return
     if doubt is not None:
         raise bundle.ambiguous(doubt)
-    asked = request.from_oci(document, config.default_kind)
+    asked = request.from_oci(document, policy)
+    for reason in asked.ignored:
+        log.warning(f"ignored: {reason}")
     if not asked:
         return
     if config.mode not in settings.MODES:

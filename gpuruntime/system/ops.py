@@ -29,6 +29,8 @@ MAX_CACHE_BYTES = 8 << 20
 PARAMS = "/proc/driver/nvidia/params"
 MAX_PARAMS_BYTES = 64 << 10
 _MODIFIED, _MASKED = b"ModifyDeviceFiles: 1", b"ModifyDeviceFiles: 0"
+# Whoever wants a library from there opens it by its path.
+_PLUGIN_DIRECTORIES = ("vdpau",)
 # What glibc's loader searches without any cache.
 _DEFAULT_DIRECTORIES = ("/lib", "/usr/lib", "/lib64", "/usr/lib64")
 
@@ -130,6 +132,7 @@ class LoaderCache(Record):
             entry.path
             for entry in self.entries
             if (entry.soname, entry.path, entry.flags) not in cached
+            and posixpath.basename(posixpath.dirname(entry.path)) not in _PLUGIN_DIRECTORIES
             and not _is_searched(root, posixpath.dirname(entry.path))
         ]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpuruntime import request
 from gpuruntime.errors import RequestError
-from gpuruntime.request import MAX_REQUEST_CHARS, Request, from_oci, may_ask
+from gpuruntime.request import MAX_REQUEST_CHARS, Policy, Request, from_oci, may_ask
 
 KIND = "nvidia.com/gpu"
 NOTHING = Request(())
@@ -20,7 +20,7 @@ UUID = "GPU-5f1e0000-9a3c-4d27-8b60-0c1d2e3f4a00"
 
 def asked(*entries: str) -> Request:
     """Return what a container with these environment entries asks for."""
-    return from_oci({"process": {"env": list(entries)}}, KIND)
+    return from_oci({"process": {"env": list(entries)}}, Policy(KIND))
 
 
 def gpus(*names: str) -> Request:
@@ -83,7 +83,7 @@ def test_the_grammar_of_visible_devices(value: str, expected: Request) -> None:
 )
 def test_unset_asks_for_nothing(config: dict[str, object]) -> None:
     """An ordinary container must stay one."""
-    request_ = from_oci(config, KIND)
+    request_ = from_oci(config, Policy(KIND))
     assert request_ == NOTHING
     assert not request_
 
@@ -98,7 +98,7 @@ def test_of_repeats_the_last_counts() -> None:
 def test_the_default_kind_is_the_configured_one() -> None:
     """Another vendor's spec can serve bare names."""
     config = {"process": {"env": ["NVIDIA_VISIBLE_DEVICES=0"]}}
-    assert from_oci(config, "example.com/card").devices == ("example.com/card=0",)
+    assert from_oci(config, Policy("example.com/card")).devices == ("example.com/card=0",)
 
 
 def test_a_driver_only_request_is_one() -> None:
@@ -146,7 +146,7 @@ def escaped(text: str, *positions: int) -> bytes:
 )
 def test_what_may_be_a_request_is_read(data: bytes) -> None:
     """An escape must not hide the variable from us and show it to runc."""
-    assert may_ask(data)
+    assert may_ask(data, Policy(KIND))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_what_may_be_a_request_is_read(data: bytes) -> None:
 )
 def test_what_asks_for_nothing_is_not_parsed(data: bytes) -> None:
     """Go's habitual escapes must not make every container slow."""
-    assert not may_ask(data)
+    assert not may_ask(data, Policy(KIND))
 
 
 @pytest.mark.property
@@ -174,9 +174,171 @@ def test_no_spelling_of_the_variable_is_missed(positions: set[int], upper: bool)
     if upper:
         data = data.replace(b"\\u004e", b"\\u004E").replace(b"\\u005f", b"\\u005F")
     assert json.loads(data) == ["NVIDIA_VISIBLE_DEVICES=0"]
-    assert may_ask(data)
+    assert may_ask(data, Policy(KIND))
 
 
 def test_every_trigger_is_part_of_a_word() -> None:
     """A trigger with another character could be spelled with an escape that we let pass."""
-    assert all(set(word) <= request._WORD for word in request.TRIGGERS)
+    policy = Policy(KIND, mounts=True, swarm=("DOCKER_RESOURCE_GPU",))
+    assert all(set(word) <= request._WORD for word in request.triggers(policy))
+
+
+PRIVILEGED = {"capabilities": {"bounding": ["CAP_CHOWN", "CAP_SYS_ADMIN"]}}
+
+
+def config(
+    *env: str,
+    mounts: tuple[str, ...] = (),
+    annotations: dict[str, str] | None = None,
+    **process: object,
+) -> dict[str, object]:
+    """Return an OCI config; each of *mounts* is the destination of a mount of /dev/null."""
+    return {
+        "process": {"env": list(env), **process},
+        "mounts": [{"destination": place, "source": "/dev/null"} for place in mounts],
+        "annotations": annotations or {},
+    }
+
+
+ALL_GPUS = gpus("all")
+MOUNT = "/var/run/nvidia-container-devices"
+BY_MOUNT = Policy(KIND, mounts=True)
+MOUNT_ONLY = Policy(KIND, mounts=True, env_when_unprivileged=False)
+SWARM = Policy(KIND, swarm=("RES_A", "RES_B"))
+CDI = {"cdi.k8s.io/plugin_1": f"{KIND}=3,{KIND}=4"}
+
+
+@pytest.mark.parametrize(
+    ("given", "policy", "expected"),
+    [
+        # Images of old CUDA ask by having no variable of ours (toolkit.md 4.2).
+        (config("CUDA_VERSION=7.5"), Policy(KIND), ALL_GPUS),
+        (config("CUDA_VERSION="), Policy(KIND), NOTHING),
+        (config("CUDA_VERSION=9", "NVIDIA_REQUIRE_CUDA=cuda>=9.0"), Policy(KIND), NOTHING),
+        (config("CUDA_VERSION=9", "NVIDIA_REQUIRE_CUDA="), Policy(KIND), ALL_GPUS),
+        (config("CUDA_VERSION=9", "NVIDIA_VISIBLE_DEVICES="), Policy(KIND), NOTHING),
+        (config("CUDA_VERSION=9", "NVIDIA_VISIBLE_DEVICES=1"), Policy(KIND), gpus("1")),
+        # The bounding set decides who is privileged (REQ-02).
+        (config("NVIDIA_VISIBLE_DEVICES=1", **PRIVILEGED), MOUNT_ONLY, gpus("1")),
+        # A resource of swarm takes the place of the variable (4.3).
+        (config("NVIDIA_VISIBLE_DEVICES=all", "RES_A=1"), SWARM, gpus("1")),
+        (config("NVIDIA_VISIBLE_DEVICES=all", "RES_A="), SWARM, NOTHING),
+        (config("RES_B=2", "RES_A=1, 0"), SWARM, gpus("1", "0", "2")),
+        (config("NVIDIA_VISIBLE_DEVICES=1", "RES_C=0"), SWARM, gpus("1")),
+        (config("CUDA_VERSION=7", "RES_A="), SWARM, NOTHING),
+        # Mounts (4.4, quirk 8, REQ-04); no name is special there.
+        (config("NVIDIA_VISIBLE_DEVICES=all", mounts=(f"{MOUNT}/1",)), BY_MOUNT, gpus("1")),
+        (config(mounts=(f"{MOUNT}/1", f"{MOUNT}/0/", f"{MOUNT}//1")), BY_MOUNT, gpus("1", "0")),
+        (config(mounts=(f"{MOUNT}/all",)), BY_MOUNT, gpus("all")),
+        (config(mounts=(f"{MOUNT}/void",)), BY_MOUNT, gpus("void")),
+        (config(mounts=(f"{MOUNT}/{KIND}=all",)), BY_MOUNT, gpus("all")),
+        (config(mounts=(f"{MOUNT}/cdi/{KIND}=1",)), BY_MOUNT, gpus("1")),
+        (config(mounts=(f"{MOUNT}/cdi/{KIND}/1",)), BY_MOUNT, gpus("1")),
+        (config(mounts=(f"{MOUNT}/cdi/x",)), BY_MOUNT, NOTHING),
+        (config(mounts=(f"{MOUNT}/imex/0",)), BY_MOUNT, NOTHING),
+        (config(mounts=(f"{MOUNT}-other/1", MOUNT, f"{MOUNT}/", "/x")), BY_MOUNT, NOTHING),
+        # Annotations go before both (4.1); keys are sorted, values are not trimmed.
+        (config("NVIDIA_VISIBLE_DEVICES=all", annotations=CDI), Policy(KIND), gpus("3", "4")),
+        (config(mounts=(f"{MOUNT}/1",), annotations=CDI), BY_MOUNT, gpus("3", "4")),
+        (
+            config(annotations={"cdi.k8s.io/b": "1", "cdi.k8s.io/a": "0,0", "x/cdi.k8s.io/": "7"}),
+            Policy(KIND),
+            gpus("0", "1"),
+        ),
+        (config(annotations={"CDI.k8s.io/a": "1"}), Policy(KIND), NOTHING),
+        (config(annotations={"cdi.k8s.io/a": ""}), Policy(KIND), NOTHING),
+        (config(annotations=CDI), Policy(KIND, annotations=()), NOTHING),
+        (
+            config(annotations={"my.org/a": "1"}),
+            Policy(KIND, annotations=("my.org/",)),
+            gpus("1"),
+        ),
+        # Of another vendor, also beside an injection that has been (design 5).
+        (
+            config("NVIDIA_VISIBLE_DEVICES=void", annotations={"cdi.k8s.io/a": "v.org/c=d"}),
+            Policy(KIND),
+            Request(("v.org/c=d",)),
+        ),
+        # Every device of the host, for who may have it (REQ-03).
+        (
+            config("NVIDIA_VISIBLE_DEVICES=management.nvidia.com/gpu=all", **PRIVILEGED),
+            Policy(KIND),
+            Request(("management.nvidia.com/gpu=all",)),
+        ),
+        (
+            config("NVIDIA_VISIBLE_DEVICES=all"),
+            Policy("management.nvidia.com/gpu"),
+            Request(("management.nvidia.com/gpu=all",)),
+        ),
+    ],
+)
+def test_what_counts_and_in_which_order(
+    given: dict[str, object], policy: Policy, expected: Request
+) -> None:
+    """Each row with the section that decides it."""
+    found = from_oci(given, policy)
+    assert found == expected
+    assert may_ask(json.dumps(given).encode(), policy) or not found
+
+
+@pytest.mark.parametrize(
+    ("given", "policy", "expected", "why"),
+    [
+        # REQ-01: neither device nor driver, and a warning.
+        (config("NVIDIA_VISIBLE_DEVICES=all"), MOUNT_ONLY, NOTHING, "unprivileged container"),
+        (
+            config(
+                "NVIDIA_VISIBLE_DEVICES=all",
+                capabilities={"effective": ["CAP_SYS_ADMIN"], "bounding": ["sys_admin"]},
+            ),
+            MOUNT_ONLY,
+            NOTHING,
+            "unprivileged container",
+        ),
+        (config(mounts=(f"{MOUNT}/1",)), Policy(KIND), NOTHING, "by mounts are not allowed"),
+        (
+            config("NVIDIA_VISIBLE_DEVICES=0", mounts=(f"{MOUNT}/1",)),
+            Policy(KIND),
+            gpus("0"),
+            "by mounts are not allowed",
+        ),
+        # Injecting twice equals once (B086, B132).
+        (
+            config("NVIDIA_VISIBLE_DEVICES=void", annotations=CDI),
+            Policy(KIND),
+            NOTHING,
+            "there already",
+        ),
+        (
+            config("NVIDIA_VISIBLE_DEVICES=void", mounts=(f"{MOUNT}/1",)),
+            BY_MOUNT,
+            NOTHING,
+            "there already",
+        ),
+    ],
+)
+def test_what_is_ignored_is_said(
+    given: dict[str, object], policy: Policy, expected: Request, why: str
+) -> None:
+    """A container that starts without its GPU has a reason in the log."""
+    found = from_oci(given, policy)
+    assert (found.devices, found.driver_only) == (expected.devices, expected.driver_only)
+    assert len(found.ignored) == 1
+    assert why in found.ignored[0]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        config("NVIDIA_VISIBLE_DEVICES=management.nvidia.com/gpu=all"),
+        config(annotations={"cdi.k8s.io/a": "management.nvidia.com/gpu=all"}),
+        config(annotations={"cdi.k8s.io/a": "x" * (1 << 20)}),
+        config(annotations={"cdi.k8s.io/a": 7}),
+        config("NVIDIA_VISIBLE_DEVICES=" + ",".join(map(str, range(11_000)))),
+        config(mounts=(f"{MOUNT}/{'x' * (1 << 20)}",)),
+    ],
+)
+def test_what_is_not_to_be_had_by_asking(given: dict[str, object]) -> None:
+    """Closed, not open: the container does not start."""
+    with pytest.raises(RequestError):
+        from_oci(given, BY_MOUNT)
