@@ -203,7 +203,11 @@ def scalar_text(value: str | float) -> str:
     # Not str() of any number: above 4300 digits it raises, and no reader has such an integer.
     if isinstance(value, int) and INT64[0] <= value < 2**64:
         return str(value)
-    return _float_text(float(value))
+    try:
+        return _float_text(float(value))
+    except OverflowError:
+        # Go's parser leaves what no float holds as it is written.
+        return str(value)
 
 
 def _float_text(value: float) -> str:

@@ -57,8 +57,8 @@ def apply(edits: Edits, config: OciConfig) -> None:
         process = _section(config, "process")
         process["env"] = _merged_env(process.get("env") or [], edits["env"])
     user = (config.get("process") or {}).get("user") or {}
-    for node in edits.get("deviceNodes") or ():
-        _apply_node(node, user, config)
+    if edits.get("deviceNodes"):
+        _apply_nodes(edits["deviceNodes"], user, config)
     for device in edits.get("netDevices") or ():
         network = _section(_section(config, "linux"), "netDevices")
         network[device["hostInterfaceName"]] = {"name": device["name"]}
@@ -110,23 +110,46 @@ def _merged_env(env: list[str], edits: list[str]) -> list[str]:
     return merged
 
 
-def _apply_node(node: DeviceNode, user: dict[str, Any], config: OciConfig) -> None:
-    """Write *node* to linux.devices and, for a device, its rule to linux.resources.devices."""
+def _apply_nodes(nodes: list[DeviceNode], user: dict[str, Any], config: OciConfig) -> None:
+    """Write *nodes* to linux.devices, and for each device its rule to linux.resources.devices."""
+    linux = _section(config, "linux")
+    devices = _list(linux, "devices")
+    slots: list[Any] = list(devices)
+    places = _places(devices, "path")
+    for node in nodes:
+        device = _device(node, user)
+        same = places.setdefault(node["path"], [])
+        if same:
+            slots[same.pop(0)] = None
+        if same:
+            slots[same[0]] = device
+        else:
+            same.append(len(slots))
+            slots.append(device)
+        _apply_rule(node, linux)
+    devices[:] = [device for device in slots if device is not None]
+
+
+def _places(items: list[Any], member: str) -> dict[str, list[int]]:
+    """Return value of *member* → where in *items* it is, in order."""
+    places: dict[str, list[int]] = {}
+    for i, item in enumerate(items):
+        if isinstance(item.get(member), str):
+            places.setdefault(item[member], []).append(i)
+    return places
+
+
+def _device(node: DeviceNode, user: dict[str, Any]) -> dict[str, Any]:
     members = ("path", "type", "major", "minor", "fileMode", "uid", "gid")
     device: dict[str, Any] = {m: value for m, value in node.items() if m in members}
     for member in ("uid", "gid"):
         # An owner nobody named is the container's user, so that it can open the device.
         if member not in device and user.get(member, 0) > 0:
             device[member] = user[member]
-    linux = _section(config, "linux")
-    devices = _list(linux, "devices")
-    same = [i for i, item in enumerate(devices) if item.get("path") == node["path"]]
-    if same:
-        del devices[same[0]]
-    if len(same) > 1:
-        devices[same[1] - 1] = device
-    else:
-        devices.append(device)
+    return device
+
+
+def _apply_rule(node: DeviceNode, linux: dict[str, Any]) -> None:
     if node["type"] in ("b", "c"):
         # Always both numbers: a rule without a minor allows every device of the major.
         rule: dict[str, Any] = {
@@ -146,6 +169,8 @@ def _apply_mounts(edits: list[Mount], config: OciConfig) -> None:
     namespaces = (config.get("linux") or {}).get("namespaces") or ()
     in_user_namespace = any(item.get("type") == "user" for item in namespaces)
     mounts = _list(config, "mounts")
+    slots: list[Any] = list(mounts)
+    places = _places(mounts, "destination")
     for edit in edits:
         mount: dict[str, Any] = {"destination": edit["containerPath"], "source": edit["hostPath"]}
         if edit.get("type"):
@@ -155,11 +180,12 @@ def _apply_mounts(edits: list[Mount], config: OciConfig) -> None:
             options += _idmap_option(edit.get("type", ""), options)
         if options:
             mount["options"] = options
-        for i, item in enumerate(mounts):
-            if item.get("destination") == mount["destination"]:
-                del mounts[i]
-                break
-        mounts.append(mount)
+        same = places.setdefault(mount["destination"], [])
+        if same:
+            slots[same.pop(0)] = None
+        same.append(len(slots))
+        slots.append(mount)
+    mounts[:] = [mount for mount in slots if mount is not None]
     mounts.sort(key=lambda item: posixpath.normpath(item.get("destination") or ".").count("/"))
 
 

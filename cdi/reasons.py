@@ -10,6 +10,8 @@ from cdi.errors import CdiError
 from cdi.registry import Registry
 
 MAX_SUGGESTIONS = 8
+# Looking for similar names costs time for each that there is.
+MAX_COMPARED = 1000
 
 
 def why_unresolved(registry: Registry, name: str) -> str:
@@ -24,12 +26,12 @@ def why_unresolved(registry: Registry, name: str) -> str:
     except CdiError as error:
         return f"no qualified device name: {error.message}"
     kind = name.partition("=")[0]
-    of_kind = [device for device in registry.devices if device.startswith(f"{kind}=")]
+    of_kind = registry.names(kind)
     failed = [file.path for file in registry.files if file.error is not None]
     if of_kind:
         text = f'no spec defines it; of kind "{kind}" there are {_some(name, of_kind)}'
-    elif registry.devices:
-        kinds = sorted({device.partition("=")[0] for device in registry.devices})
+    elif registry.kinds:
+        kinds = registry.kinds
         text = f'no spec is of kind "{kind}"; there are {_some(kind, kinds)}'
     else:
         text = f"no spec defines a device in {', '.join(registry.directories)}"
@@ -42,6 +44,6 @@ def _some(wanted: str, there: list[str]) -> str:
     """Return a few of *there*, those like *wanted* first."""
     if len(there) <= MAX_SUGGESTIONS:
         return ", ".join(there)
-    near = difflib.get_close_matches(wanted, there, MAX_SUGGESTIONS, 0.8)
+    near = difflib.get_close_matches(wanted, there[:MAX_COMPARED], MAX_SUGGESTIONS, 0.8)
     shown = list(dict.fromkeys([*near, *there]))[:MAX_SUGGESTIONS]
     return f"{', '.join(shown)} and {len(there) - len(shown)} more"

@@ -83,6 +83,8 @@ class Registry:
         self._may_trust = may_trust
         self._decode_yaml = decode_yaml
         self._by_kind: dict[str, list[SpecFile]] = {}
+        # Kind → device → files, of kinds that have been asked for.
+        self._defining: dict[str, dict[str, list[SpecFile]]] = {}
 
     def refresh(self) -> list[str]:
         """Scan the directories, read what changed since the last time, and return those paths."""
@@ -101,6 +103,7 @@ class Registry:
                 file.take(decoded[file.path])
         self.files = files
         self._by_kind = {}
+        self._defining = {}
         for file in files:
             if file.spec is not None:
                 self._by_kind.setdefault(file.spec["kind"], []).append(file)
@@ -109,7 +112,13 @@ class Registry:
     def defining(self, name: str) -> list[SpecFile]:
         """Return the files that define the device *name*, in rising precedence."""
         kind, _, device = name.partition("=")
-        return [file for file in self._by_kind.get(kind, ()) if device in file.devices]
+        if kind not in self._defining:
+            index: dict[str, list[SpecFile]] = {}
+            for file in self._by_kind.get(kind, ()):
+                for known in file.devices:
+                    index.setdefault(known, []).append(file)
+            self._defining[kind] = index
+        return self._defining[kind].get(device, [])
 
     def find(self, name: str) -> SpecFile | None:
         """Return the file whose definition of *name* counts; None if it does not resolve."""
@@ -120,15 +129,20 @@ class Registry:
         return files[-1] if files else None
 
     @property
+    def kinds(self) -> list[str]:
+        """The kinds of all files that loaded, sorted."""
+        return sorted(self._by_kind)
+
+    def names(self, kind: str) -> list[str]:
+        """Return the qualified names of *kind* that resolve, sorted."""
+        devices = {device for file in self._by_kind.get(kind, ()) for device in file.devices}
+        names = (f"{kind}={device}" for device in devices)
+        return sorted(name for name in names if self.find(name) is not None)
+
+    @property
     def devices(self) -> list[str]:
         """The qualified names that resolve, sorted."""
-        names = {
-            f"{kind}={n}"
-            for kind, found in self._by_kind.items()
-            for f in found
-            for n in f.devices
-        }
-        return sorted(name for name in names if self.find(name) is not None)
+        return sorted(name for kind in self._by_kind for name in self.names(kind))
 
     @property
     def conflicting(self) -> list[str]:
@@ -155,18 +169,18 @@ class Registry:
         return errors
 
     def _conflicts(self) -> Iterator[tuple[str, SpecFile, SpecFile]]:
-        """Yield name, file and other file of each conflict, once for either file."""
+        """Yield name, file and other file of each conflict, once for either file.
+
+        Of three files, the second and the third each conflict with the first.
+        """
         for kind, files in self._by_kind.items():
-            for i, later in enumerate(files):
-                seen: set[str] = set()
-                for earlier in files[:i]:
-                    if earlier.priority != later.priority:
-                        continue
-                    # Of three files, the second and the third each conflict with the first.
-                    for device in sorted(earlier.devices.keys() & later.devices.keys() - seen):
+            first: dict[tuple[int, str], SpecFile] = {}
+            for later in files:
+                for device in sorted(later.devices):
+                    earlier = first.setdefault((later.priority, device), later)
+                    if earlier is not later:
                         yield f"{kind}={device}", later, earlier
                         yield f"{kind}={device}", earlier, later
-                    seen |= earlier.devices.keys()
 
     def resolve(self, names: Iterable[str]) -> Edits:
         """Return the edits of the devices *names*, each file's own edits once, before its first.

@@ -287,6 +287,9 @@ def _holds(name: str, dirfd: int, data: bytes) -> bool:
             return False
         if status.st_nlink != 1 or status.st_size != len(data):
             return False
+        if status.st_uid != os.geteuid():
+            # Whoever it belongs to may change it, so consumers would not use it.
+            return False
         return os.read(fd, len(data) + 1) == data
     finally:
         os.close(fd)

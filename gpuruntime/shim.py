@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from gpuruntime.config import Config
     from gpuruntime.oci.argv import Command
 
-# Set by CPython at its start; the launcher tells whether they were ignored before.
 # A hint names the devices by index, not each by its UUID as well.
 MAX_NAMES_IN_HINT = 20
 MAX_NAME_IN_HINT = 32
+# Set by CPython at its start; the launcher tells whether they were ignored before.
 _IGNORED_BITS = ((1, signal.SIGPIPE), (2, signal.SIGXFSZ))
 
 
@@ -122,9 +122,9 @@ def resolve(asked: request.Request, config: Config, cli_python: str, log: Log) -
         may_trust=may_trust,
         decode_yaml=lambda texts: _decode_yaml(texts, cli_python),
     )
-    for path, reasons in known.errors.items():
-        for reason in reasons:
-            log.warning(f'CDI spec "{path}" is not used: {reason.category}: {reason}')
+    for file in known.files:
+        if file.error is not None:
+            log.warning(f'CDI spec "{file.path}" is not used: {file.error.category}: {file.error}')
     if asked.driver_only:
         common = known.common_edits(config.default_kind)
         if common is None:

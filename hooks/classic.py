@@ -96,7 +96,11 @@ def _mounted(root: Root, folder: str) -> list[ldcache.Entry]:
         for name in sorted(os.listdir(dirfd))[:MAX_NAMES]:
             if not name.startswith("lib") or ".so" not in name:
                 continue
-            fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dirfd)
+            try:
+                fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dirfd)
+            except OSError:
+                # Gone meanwhile: it is not a mount, which cannot be removed.
+                continue
             try:
                 kind = stat.S_IFMT(os.fstat(fd).st_mode)
                 if kind == stat.S_IFREG and _mount_id(fd) != ours:

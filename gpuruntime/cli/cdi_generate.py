@@ -13,12 +13,20 @@ from cdi import store
 from cdi.errors import CdiError
 from cdi.wire import Spec
 from gpuruntime.cli import generator, spec_files, stamp
-from gpuruntime.discover.fingerprint import Fingerprint
 from gpuruntime.errors import SpecError, escape
 from gpuruntime.model import Inventory
 from gpuruntime.trust import may_trust
 
 _ENDINGS = {".json": "json", ".yaml": "yaml", ".yml": "yaml"}
+
+
+FORMAT_OPTION = click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["json", "yaml"], case_sensitive=False),
+    envvar=["GPURUNTIME_CDI_FORMAT", "NVIDIA_CTK_CDI_GENERATE_OUTPUT_FORMAT"],
+    help="Format of the spec.  [default: by the ending of --output, else yaml]",
+)
 
 
 @click.command()
@@ -29,13 +37,7 @@ _ENDINGS = {".json": "json", ".yaml": "yaml", ".yml": "yaml"}
     envvar=["GPURUNTIME_CDI_OUTPUT", "NVIDIA_CTK_CDI_OUTPUT_FILE_PATH"],
     help='File to write, "-" for standard output.  [default: -]',
 )
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(["json", "yaml"], case_sensitive=False),
-    envvar=["GPURUNTIME_CDI_FORMAT", "NVIDIA_CTK_CDI_GENERATE_OUTPUT_FORMAT"],
-    help="Format of the spec.  [default: by the ending of --output, else yaml]",
-)
+@FORMAT_OPTION
 def generate(output: str, format_: str | None, **given: Any) -> None:  # noqa: ANN401 (click's)
     """Write a CDI spec of this machine's GPUs.
 
@@ -44,38 +46,50 @@ def generate(output: str, format_: str | None, **given: Any) -> None:  # noqa: A
     """
     chosen = generator.checked(**given)
     output = output or "-"
-    ending = _ENDINGS.get(os.path.splitext(output)[1].lower())
-    format_ = (format_ or ending or "yaml").lower()
-    if ending and format_ != ending:
-        click.echo(f'warning: {format_} is written to "{escape(output)}"', err=True)
+    path, format_ = target(output, format_)
     # Before the discovery: what changes meanwhile is to be seen by the next refresh.
     found = generator.fingerprint_of(chosen)
     inventory = generator.discover(chosen)
     warn(inventory)
     spec = generator.document(chosen, inventory)
-    text = encode(spec, format_, inventory, found)
+    text = encode(spec, format_, inventory)
     if output == "-":
         spec_files.write_stdout(text)
     else:
-        path = output if ending else f"{output}.{format_}"
         changed = save(path, text)
-        stamp.write(path, text, inventory.driver.version, found, chosen)
+        stamp.write(
+            path, text, spec, driver_version=inventory.driver.version, found=found, chosen=chosen
+        )
         click.echo(f'{"wrote" if changed else "unchanged"} "{escape(path)}"', err=True)
     click.echo(escape(generator.summary(inventory, spec)), err=True)
 
 
 def warn(inventory: Inventory) -> None:
     """Tell on standard error what was left out."""
-    for problem in (*inventory.problems, *inventory.driver.problems):
+    for problem in generator.problems(inventory):
         click.echo(f"warning: {escape(problem)}", err=True)
 
 
-def encode(spec: Spec, format_: str, inventory: Inventory, found: Fingerprint) -> str:
+def target(output: str, format_: str | None) -> tuple[str, str]:
+    """Return the path to write for *output* and the format; warn of what nobody will read."""
+    extension = os.path.splitext(output)[1].lower()
+    ending = _ENDINGS.get(extension)
+    format_ = (format_ or ending or "yaml").lower()
+    if ending and format_ != ending:
+        click.echo(f'warning: {format_} is written to "{escape(output)}"', err=True)
+    path = output if ending or output == "-" else f"{output}.{format_}"
+    if output != "-" and not path.endswith((".json", ".yaml")):
+        text = f'consumers do not read "{path}": name it .yaml or .json'
+        click.echo(f"warning: {escape(text)}", err=True)
+    return path, format_
+
+
+def encode(spec: Spec, format_: str, inventory: Inventory) -> str:
     """Return the text of *spec*; as YAML, with a line that says what it was made from."""
     text = producer.encode(spec, format_)
     if format_ == "json":
         return text
-    return text.replace("---\n", f"---\n{stamp.comment(inventory.driver.version, found)}", 1)
+    return text.replace("---\n", f"---\n{stamp.comment(inventory.driver.version)}", 1)
 
 
 def save(path: str, text: str) -> bool:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 import click
@@ -14,8 +13,12 @@ from cdi.errors import CdiError
 from cdi.inject import inject as injected
 from cdi.registry import Registry
 from gpuruntime.cli import spec_dirs as directories
+from gpuruntime.cli import spec_files
 from gpuruntime.errors import BundleError, GpuRuntimeError, UnresolvedDeviceError, escape
 from gpuruntime.oci import bundle
+
+# Of more names that do not resolve, the reasons say nothing new.
+MAX_TOLD = 8
 
 
 class _Refusal(Exception):  # noqa: N818 (not an error of ours: an answer)
@@ -55,20 +58,27 @@ def inject(
         result = _inject(known, devices, config)
     except _Refusal as refusal:
         if as_json:
-            click.echo(json.dumps(_as_object(refusal), indent=2))
+            spec_files.write_stdout(json.dumps(_as_object(refusal), indent=2) + "\n")
         raise refusal.error from refusal
-    click.echo(json.dumps(result, ensure_ascii=False, indent=2).encode())
+    spec_files.write_stdout(json.dumps(result, ensure_ascii=False, indent=2) + "\n")
 
 
 def _read_config() -> Any:  # noqa: ANN401 (JSON)
-    data = sys.stdin.buffer.read(bundle.MAX_CONFIG_BYTES + 1)
     doubt: str | None = f"larger than {bundle.MAX_CONFIG_BYTES} bytes"
     config: Any = None
-    if len(data) <= bundle.MAX_CONFIG_BYTES:
-        try:
+    try:
+        with open(0, "rb", closefd=False) as stream:
+            data = stream.read(bundle.MAX_CONFIG_BYTES + 1)
+        if len(data) <= bundle.MAX_CONFIG_BYTES:
             config, doubt = bundle.parse(data)
-        except ValueError as error:
-            doubt = f"no JSON object: {error}"
+            # What UTF-8 cannot hold, such as half of a surrogate pair, cannot be printed again.
+            json.dumps(config, ensure_ascii=False).encode()
+    except OSError as error:
+        doubt = f"cannot be read: {error.strerror}"
+    except UnicodeEncodeError:
+        doubt = "a lone surrogate"
+    except ValueError as error:
+        doubt = f"no JSON object: {error}"
     if doubt is not None:
         error_ = BundleError(
             f"cannot add devices to the config on standard input: {doubt}",
@@ -79,9 +89,9 @@ def _read_config() -> Any:  # noqa: ANN401 (JSON)
 
 
 def _inject(known: Registry, devices: tuple[str, ...], config: Any) -> Any:  # noqa: ANN401 (JSON)
-    for path, errors in known.errors.items():
-        for error in errors:
-            text = f'"{path}" is not used: {error.category}: {error}'
+    for file in known.files:
+        if file.error is not None:
+            text = f'"{file.path}" is not used: {file.error.category}: {file.error}'
             click.echo(f"warning: {escape(text)}", err=True)
     try:
         return injected(known, devices, config)
@@ -93,12 +103,12 @@ def _inject(known: Registry, devices: tuple[str, ...], config: Any) -> Any:  # n
             raise _Refusal(error.category, "inject", failure, []) from error
         # Where one file is all there is, what is wrong with it is what is wrong.
         only = known.files[0].error if len(known.files) == 1 else None
-        why = "; ".join(
-            f'"{name}": {reasons.why_unresolved(known, name)}'
-            for name in dict.fromkeys(unresolved)
-        )
+        names = list(dict.fromkeys(unresolved))
+        why = [f'"{name}": {reasons.why_unresolved(known, name)}' for name in names[:MAX_TOLD]]
+        more = [f"and {len(names) - MAX_TOLD} more"] if len(names) > MAX_TOLD else []
         failure = UnresolvedDeviceError(
-            f"cannot resolve {why}", 'ask for names that "gpuruntime cdi list" shows'
+            f"cannot resolve {'; '.join([*why, *more])}",
+            'ask for names that "gpuruntime cdi list" shows',
         )
         category, stage = (only.category, "load") if only else (error.category, "resolve")
         raise _Refusal(category, stage, failure, unresolved) from error

@@ -11,6 +11,7 @@ import click
 from cdi import edits, reasons
 from cdi.registry import Registry
 from gpuruntime.cli import spec_dirs as directories
+from gpuruntime.cli import spec_files
 from gpuruntime.errors import escape
 
 
@@ -31,7 +32,7 @@ def list_(
     """
     known = directories.load(spec_dirs, allow_untrusted=allow_untrusted)
     if as_json:
-        click.echo(json.dumps(as_object(known), indent=2))
+        spec_files.write_stdout(json.dumps(as_object(known), indent=2) + "\n")
         return
     for path, errors in known.errors.items():
         for error in errors:
@@ -41,11 +42,10 @@ def list_(
     for name in known.conflicting:
         text = f'"{name}" does not resolve: {reasons.why_unresolved(known, name)}'
         click.echo(f"warning: {escape(text)}", err=True)
-    for name in known.devices:
-        click.echo(name)
-        if verbose:
-            _show(known, name)
-    click.echo(f"found {len(known.devices)} CDI devices", err=True)
+    names = known.devices
+    lines = (line for name in names for line in [name, *(_shown(known, name) if verbose else ())])
+    spec_files.write_stdout("".join(f"{line}\n" for line in lines))
+    click.echo(f"found {len(names)} CDI devices", err=True)
 
 
 def as_object(known: Registry) -> dict[str, Any]:
@@ -83,10 +83,7 @@ def _device(known: Registry, name: str) -> dict[str, Any]:
     }
 
 
-def _show(known: Registry, name: str) -> None:
+def _shown(known: Registry, name: str) -> list[str]:
     found = _device(known, name)
-    click.echo(f"  file {escape(found['file'])}")
-    for path in found["shadows"]:
-        click.echo(f"  in place of {escape(path)}")
-    for line in found["edits"]:
-        click.echo(f"  {escape(line)}")
+    lines = [f"file {found['file']}", *(f"in place of {path}" for path in found["shadows"])]
+    return [f"  {escape(line)}" for line in [*lines, *found["edits"]]]

@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import click
 
 from cdi import diff, document, store, yamlio
 from cdi.errors import CdiError
-from cdi.wire import Spec
+from cdi.wire import Edits, Spec
 from gpuruntime.cli import cdi_generate, generator, stamp
 from gpuruntime.discover import fingerprint
-from gpuruntime.errors import SpecError, escape
+from gpuruntime.errors import ConfigError, SpecError, escape
 
+_VERSION = re.compile(r"\.[0-9][0-9.]*\Z")
 DEFAULT_OUTPUT = "/var/run/cdi/nvidia.yaml"
 
 
@@ -25,37 +27,49 @@ DEFAULT_OUTPUT = "/var/run/cdi/nvidia.yaml"
     default=DEFAULT_OUTPUT,
     show_default=True,
     envvar=["GPURUNTIME_CDI_OUTPUT", "NVIDIA_CTK_CDI_OUTPUT_FILE_PATH"],
-    help="The spec: JSON if it ends in .json, else YAML.",
+    help="The spec.",
 )
+@cdi_generate.FORMAT_OPTION
 @click.option("--force", is_flag=True, help="Write it even if nothing has changed.")
-def refresh(output: str, *, force: bool, **given: Any) -> None:  # noqa: ANN401 (click's)
+def refresh(
+    output: str,
+    format_: str | None,
+    *,
+    force: bool,
+    **given: Any,  # noqa: ANN401 (click's)
+) -> None:
     """Write the CDI spec again if the host has changed since, and say what has.
 
     A good spec stays as it is if the driver does not answer, or if a device of it cannot be had:
     then the exit status is 1. The options are those of "cdi generate".
     """
+    if output in ("", "-"):
+        raise ConfigError("standard output cannot be refreshed", 'name a file with "--output"')
     chosen = generator.checked(**given)
+    path, format_ = cdi_generate.target(output, format_)
     found = generator.fingerprint_of(chosen)
-    known = stamp.read(output)
+    known = stamp.read(path)
     if known is not None and not force and stamp.fits(known, found, chosen):
-        click.echo(f'unchanged "{escape(output)}": the host is as it was', err=True)
+        click.echo(f'unchanged "{escape(path)}": the host is as it was', err=True)
         return
-    if known is not None:
-        parts = ", ".join(fingerprint.changes(known.fingerprint, found)) or "the options"
-        click.echo(f"changed since: {escape(parts)}", err=True)
+    if known is not None and not stamp.fits(known, found, chosen):
+        parts = ", ".join(fingerprint.changes(known.fingerprint, found))
+        click.echo(f"changed since: {escape(parts or 'options or files')}", err=True)
     inventory = generator.discover(chosen)
     cdi_generate.warn(inventory)
     spec = generator.document(chosen, inventory)
-    old = _load(output)
-    if old is not None and inventory.problems:
-        _keep_what_is_better(output, old, spec, inventory.problems)
-    format_ = "json" if output.endswith(".json") else "yaml"
-    text = cdi_generate.encode(spec, format_, inventory, found)
-    changed = cdi_generate.save(output, text)
-    stamp.write(output, text, inventory.driver.version, found, chosen)
+    old = _load(path)
+    problems = generator.problems(inventory)
+    if old is not None and problems:
+        _keep_what_is_better(path, old, spec, problems)
+    text = cdi_generate.encode(spec, format_, inventory)
+    changed = cdi_generate.save(path, text)
+    stamp.write(
+        path, text, spec, driver_version=inventory.driver.version, found=found, chosen=chosen
+    )
     for change in diff.compare(old, spec) if old is not None else ():
         click.echo(escape(change.line()), err=True)
-    click.echo(f'{"wrote" if changed else "unchanged"} "{escape(output)}"', err=True)
+    click.echo(f'{"wrote" if changed else "unchanged"} "{escape(path)}"', err=True)
     click.echo(escape(generator.summary(inventory, spec)), err=True)
 
 
@@ -68,12 +82,19 @@ def _load(path: str) -> Spec | None:
 
 
 def _keep_what_is_better(path: str, old: Spec, new: Spec, problems: tuple[str, ...]) -> None:
-    """Raise SpecError if *old* has devices that *new* lacks because of *problems*."""
-    there = {device["name"] for device in new["devices"]}
-    lost = [device["name"] for device in old["devices"] if device["name"] not in there]
+    """Raise SpecError if *old* has devices or files that *new* lacks because of *problems*."""
+    there = _parts(new)
+    lost = [name for name in _parts(old) if name not in there]
     if lost:
         raise SpecError(
             f'"{path}" stays as it is, for the new spec would lack {", ".join(lost)}: '
             f"{'; '.join(problems)}",
             f'mend that, or remove "{os.path.basename(path)}" and refresh again',
         )
+
+
+def _parts(spec: Spec) -> list[str]:
+    """Return the names of the devices and the files of *spec*, without the driver's version."""
+    mounts = spec.get("containerEdits", Edits()).get("mounts", [])
+    files = [os.path.basename(mount["containerPath"]) for mount in mounts]
+    return [*(device["name"] for device in spec["devices"]), *(_VERSION.sub("", f) for f in files)]

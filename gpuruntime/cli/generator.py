@@ -29,10 +29,6 @@ _LATER = ("csv", "gdrcopy", "gds", "imex", "mofed", "nvswitch", "wsl")
 FEATURES = (
     "disable-ipc-discoverer",
     "no-additional-gids-for-device-nodes",
-    "enable-coherent-annotations",
-    "enable-explicit-driver-libraries",
-    "disable-nvsandbox-utils",
-    "disable-multiple-csv-devices",
 )
 # Programs under these names know the incumbent's hooks only.
 _SEPARATE_ONLY = ("nvidia-cdi-hook", "nvidia-ctk")
@@ -229,7 +225,8 @@ def checked(**given: Any) -> Options:  # noqa: ANN401 (click's values)
     _check_words("hook", given["enabled_hooks"], plan.HOOKS)
     for flag in given["feature_flags"]:
         if flag not in FEATURES:
-            click.echo(f'warning: the feature flag "{escape(flag)}" is not known', err=True)
+            text = f'the feature flag "{flag}" has no effect'
+            click.echo(f"warning: {escape(text)}", err=True)
     try:
         names.check_vendor(given["vendor"])
         names.check_class(given["class_"])
@@ -299,7 +296,10 @@ def document(chosen: Options, inventory: Inventory) -> Spec:
             chosen.kind, named, common, annotations=_annotations(chosen, inventory)
         )
     except CdiError as error:
-        raise SpecError(f"the generated spec is invalid: {error}") from error
+        raise SpecError(
+            f"the generated spec is invalid: {error}",
+            'choose another kind with "--vendor" and "--class"',
+        ) from error
     return _lowered(spec, chosen.max_spec_version) if chosen.max_spec_version else spec
 
 
@@ -308,10 +308,15 @@ def summary(inventory: Inventory, spec: Spec) -> str:
     gpus = sum(not gpu.gpu.mig_enabled for gpu in inventory.gpus)
     migs = sum(len(gpu.mig) for gpu in inventory.gpus)
     files = len(spec.get("containerEdits", Edits()).get("mounts", []))
-    missing = "; ".join(inventory.problems) or "none"
+    missing = "; ".join(problems(inventory)) or "none"
     found = ((gpus, "GPU"), (migs, "MIG device"), (files, "file"))
     counts = ", ".join(f"{number} {noun}{'' if number == 1 else 's'}" for number, noun in found)
     return f"{counts}; required and missing: {missing}"
+
+
+def problems(inventory: Inventory) -> tuple[str, ...]:
+    """Return sentences about what is missing or was left out."""
+    return (*inventory.problems, *inventory.driver.problems)
 
 
 def _mode(mode: str) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import click
@@ -29,8 +30,19 @@ def root() -> None:
 
 def main() -> None:
     """Run the command line; a GpuRuntimeError becomes two lines and its exit code."""
+    _occupy_standard_descriptors()
     try:
         root(prog_name="gpuruntime")
     except GpuRuntimeError as error:
         print(f"error: {error.lines()}", file=sys.stderr)  # noqa: T201 (talk goes to stderr)
         sys.exit(error.exit_code)
+
+
+def _occupy_standard_descriptors() -> None:
+    """Open 0, 1 and 2 if they are closed: a file opened later would be taken for one of them."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest free number. Not for writing: what is printed is to fail.
+            os.open("/dev/null", os.O_RDONLY)

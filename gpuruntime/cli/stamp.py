@@ -11,12 +11,14 @@ import dataclasses
 import hashlib
 import json
 import os
+import stat
 from typing import Any
 
 import click
 
 from cdi import store
 from cdi.errors import CdiError
+from cdi.wire import Edits, Spec
 from gpuruntime import config
 from gpuruntime.cli.generator import Options
 from gpuruntime.discover import fingerprint
@@ -25,7 +27,6 @@ from gpuruntime.errors import escape
 from gpuruntime.trust import may_trust
 
 DIRECTORY = f"{config.RUN_DIRECTORY}/specs"
-MAX_STAMP_BYTES = 4 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,24 +38,30 @@ class Stamp:
     driver_version: str
     boot_id: str
     fingerprint: Fingerprint
+    files: dict[str, list[int]]
     options: dict[str, Any]
 
 
-def comment(driver_version: str, found: Fingerprint) -> str:
-    """Return the line that says in the spec itself what it was made from."""
-    boot = fingerprint.boot_id()
-    parts = [f"driver {driver_version}", f"boot {boot}", fingerprint.digest(found)]
-    return f"# Made for {', '.join(escape(part) for part in parts)}.\n"
+def comment(driver_version: str) -> str:
+    """Return the line that says in the spec itself what it was made from.
+
+    Not the fingerprint: it changes more often than what the spec says.
+    """
+    return f"# Made for driver {escape(driver_version)}, boot {escape(fingerprint.boot_id())}.\n"
 
 
-def write(path: str, text: str, driver_version: str, found: Fingerprint, chosen: Options) -> None:
-    """Write the stamp of the spec at *path*; a warning if that cannot be."""
+def write(
+    path: str, text: str, spec: Spec, *, driver_version: str, found: Fingerprint, chosen: Options
+) -> None:
+    """Write the stamp of *spec*, which is *text* at *path*; a warning if that cannot be."""
+    mounts = spec.get("containerEdits", Edits()).get("mounts", [])
     stamp = Stamp(
         path=os.path.abspath(path),
         digest=_digest(text.encode()),
         driver_version=driver_version,
         boot_id=fingerprint.boot_id(),
         fingerprint=found,
+        files=fingerprint.identities(mount["hostPath"] for mount in mounts),
         options=_plain(chosen),
     )
     try:
@@ -66,25 +73,38 @@ def write(path: str, text: str, driver_version: str, found: Fingerprint, chosen:
 
 
 def read(path: str) -> Stamp | None:
-    """Return the stamp of the spec at *path*, if it is of this boot and of these bytes."""
+    """Return the stamp of the spec at *path*, if it is of this boot and the spec is as written.
+
+    That is of the same bytes, and for consumers to use.
+    """
     try:
-        with open(_path(path), "rb") as stream:
-            if not may_trust(os.fstat(stream.fileno())):
-                return None
-            stamp = Stamp(**json.loads(stream.read(MAX_STAMP_BYTES)))
-        with open(path, "rb") as stream:
-            digest = _digest(stream.read())
-    except (OSError, ValueError, TypeError):
+        stamp = Stamp(**json.loads(store.read(_path(path))))
+        digest = _digest(store.read(path).encode())
+        spec, own = os.lstat(path), os.lstat(_path(path))
+    except (OSError, ValueError, TypeError, RecursionError, CdiError):
+        return None
+    if not (may_trust(own) and may_trust(spec) and stat.S_ISREG(spec.st_mode)):
+        return None
+    if stat.S_IMODE(spec.st_mode) != store.SPEC_MODE or not _is_map(
+        stamp.fingerprint, stamp.files
+    ):
         return None
     if stamp.boot_id != fingerprint.boot_id() or stamp.digest != digest:
         return None
     return stamp
 
 
+def _is_map(*values: object) -> bool:
+    return all(isinstance(value, dict) for value in values)
+
+
 def fits(stamp: Stamp, found: Fingerprint, chosen: Options) -> bool:
     """Tell whether nothing that the spec was made from has changed."""
     plain: Fingerprint = json.loads(json.dumps(found))
-    return stamp.fingerprint == plain and stamp.options == _plain(chosen)
+    if stamp.fingerprint != plain or stamp.options != _plain(chosen):
+        return False
+    # A file that was written to in place changes no directory.
+    return fingerprint.identities(stamp.files) == stamp.files
 
 
 def _plain(chosen: Options) -> dict[str, Any]:

@@ -144,6 +144,12 @@ def find_driver(
     directories = places.libraries(root, library_search_path, native)
     if driver_version is None:
         chosen = version.choose(root, directories)
+        if not chosen and any(NVML_NAME in directory.names for directory in directories):
+            raise DiscoveryError(
+                f'the version of the driver below the driver root "{root.path}" cannot be told: '
+                "no module is loaded, and no library has it in its name",
+                "install the driver's libraries under their versioned names",
+            )
         if not chosen:
             raise _no_driver(root, directories, native, elsewhere)
     else:

@@ -8,7 +8,6 @@ starts. Parts are compared for equality, never for age: clocks are set back.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -18,6 +17,8 @@ from gpuruntime.discover import driver, places, table
 
 Fingerprint = dict[str, Any]
 
+# What discovery reads of the environment.
+_VARIABLES = ("XDG_DATA_DIRS", "CUDA_MPS_PIPE_DIRECTORY")
 _MODULES = ("nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm")
 # Appear and go while the driver stays.
 _SOCKETS = (
@@ -47,6 +48,7 @@ def read(
     nvidia = f"{proc}/driver/nvidia"
     return {
         "program": [__version__, _digest_of_table()],
+        "environment": [os.environ.get(name) for name in _VARIABLES],
         "driver root": _place(root.path),
         "modules": {name: _place(f"{sys}/module/{name}") for name in _MODULES},
         "majors": _digest(f"{proc}/devices"),
@@ -54,27 +56,21 @@ def read(
         "GPUs": _names(f"{nvidia}/gpus"),
         "MIG devices": _mig_names(f"{nvidia}/capabilities"),
         "loader cache": _identity(root.host_path("/etc/ld.so.cache")),
-        "library directories": _identities(directories),
-        "libraries": _identities(
+        "library directories": identities(directories),
+        "libraries": identities(
             f"{directory}/{name}"
             for directory in directories
             for name in ("libcuda.so.1", driver.NVML_NAME)
         ),
-        "programs": _identities(
+        "programs": identities(
             root.host_path(f"{directory}/{row.name}")
             for row in table.BINARIES
             for directory in places.BINARIES
         ),
-        "other files": _identities(_other_directories(root, config_search_paths)),
+        "other files": identities(_other_directories(root, config_search_paths)),
         "device nodes": _nodes(dev_root),
         "sockets": [path for path in _SOCKETS if os.path.lexists(root.host_path(path))],
     }
-
-
-def digest(fingerprint: Fingerprint) -> str:
-    """Return *fingerprint* as 32 hexadecimal digits."""
-    text = json.dumps(fingerprint, sort_keys=True)
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
 def changes(old: Fingerprint, new: Fingerprint) -> list[str]:
@@ -124,7 +120,7 @@ def _identity(path: str) -> list[int] | None:
     ]
 
 
-def _identities(paths: Iterable[str]) -> dict[str, list[int]]:
+def identities(paths: Iterable[str]) -> dict[str, list[int]]:
     """Return path → identity of those of *paths* that are there."""
     found = {path: _identity(path) for path in dict.fromkeys(paths)}
     return {path: identity for path, identity in found.items() if identity is not None}

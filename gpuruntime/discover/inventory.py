@@ -56,8 +56,8 @@ def discover(
         if not gpus:
             raise DiscoveryError(
                 "no GPU can be used" + "".join(f"; {problem}" for problem in problems),
-                'run "nvidia-smi" on the host: it makes the nodes'
-                if dev.path == "/"
+                'check that "nvidia-smi -L" lists it on the host, which also makes the nodes'
+                if dev.path == "/" or answer.problems
                 else 'name the directory whose "dev" holds the nodes with "--dev-root"',
             )
         return Inventory(

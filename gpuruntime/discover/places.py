@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MAX_CACHE_BYTES = 8 << 20
 MAX_CONF_BYTES = 64 << 10
-MAX_CONF_DEPTH = 8
+MAX_CONF_FILES = 200
 NVML_NAME = "libnvidia-ml.so.1"
 CUDA_NAME = "libcuda.so.1"
 _ABI_OF_MACHINE = {"x86_64": "x86-64", "aarch64": "aarch64"}
@@ -108,7 +108,7 @@ def libraries(
 
 def library_candidates(root: DriverRoot, native: str = "") -> list[str]:
     """Return where libraries can be: the loader's directories, then the known; there or not."""
-    loader = [*_cached(root), *_configured(root, "/etc/ld.so.conf", 0)]
+    loader = [*_cached(root), *_configured(root, "/etc/ld.so.conf", set())]
     return list(dict.fromkeys([*loader, *_known(native or native_abi())]))
 
 
@@ -147,8 +147,14 @@ def _is_drivers(name: str) -> bool:
     return "nvidia" in name or name.startswith(("libcuda.so", "libcudadebugger", "libnvoptix"))
 
 
-def _configured(root: DriverRoot, path: str, depth: int) -> list[str]:
-    """Return the directories that the ld.so.conf *path* and what it includes name."""
+def _configured(root: DriverRoot, path: str, seen: set[str]) -> list[str]:
+    """Return the directories that the ld.so.conf *path* and what it includes name.
+
+    Each file is read once: includes may go round, or come to more than there are files.
+    """
+    if path in seen or len(seen) > MAX_CONF_FILES:
+        return []
+    seen.add(path)
     data = root.read(path, MAX_CONF_BYTES)
     found: list[str] = []
     for line in (data or b"").decode("utf-8", "surrogateescape").splitlines():
@@ -158,10 +164,10 @@ def _configured(root: DriverRoot, path: str, depth: int) -> list[str]:
         if words[0] != "include":
             # A directory, behind which old files have "=TYPE".
             found.append(words[0].partition("=")[0].rstrip("/") or "/")
-        elif depth < MAX_CONF_DEPTH:
+        else:
             for pattern in words[1:]:
                 for included in _matching(root, posixpath.join(posixpath.dirname(path), pattern)):
-                    found += _configured(root, included, depth + 1)
+                    found += _configured(root, included, seen)
     return [path for path in found if path.startswith("/")]
 
 

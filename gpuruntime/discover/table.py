@@ -75,7 +75,12 @@ _LIBRARIES = (
     Row(LIBRARY, "libnvidia-sandboxutils", UTILITY, "says what a container needs", since="560"),
     Row(LIBRARY, "libnvsdm", UTILITY, "queries NVLink switches", since="565"),
     # Programs open libcuda.so by that name, whether or not the host has its development link.
-    Row(LIBRARY, "libcuda", COMPUTE, "CUDA", links=("SONAME::libcuda.so",)),
+    Row(
+        *(LIBRARY, "libcuda", COMPUTE, "CUDA"),
+        links=("SONAME::libcuda.so",),
+        # Without it no program runs that was not compiled for this GPU.
+        opens=("libnvidia-ptxjitcompiler.so.1",),
+    ),
     Row(LIBRARY, "libcudadebugger", COMPUTE, "debugs CUDA programs", since="520"),
     Row(
         *(LIBRARY, "libnvidia-allocator", COMPUTE, "allocates buffers, also for GBM"),

@@ -484,6 +484,29 @@ def test_refresh_writes_only_what_changed() -> None:
     assert int(lines[-1]) >= 1
 
 
+def test_refresh_keeps_what_a_broken_driver_lacks() -> None:
+    """A file that is truncated or gone is a driver half removed, not another driver."""
+    refresh = GENERATE.replace("cdi generate", "cdi refresh") + " --output /run/cdi/nvidia.yaml"
+    jit = f"{LIBRARIES}/libnvidia-ptxjitcompiler.so.550.163.01"
+    done = on_host(
+        f"""REFRESH="{refresh}"
+        eval "$REFRESH" 2>/dev/null; cp /run/cdi/nvidia.yaml /run/good
+        : > {jit}; eval "$REFRESH"; echo $?; rm {jit}; eval "$REFRESH"; echo $?
+        cmp /run/cdi/nvidia.yaml /run/good; echo $?
+        chown 7 /run/cdi/nvidia.yaml; touch {jit}; cp -p /run/good /run/x; rm {jit}
+        eval "$GENERATE --output /run/cdi/nvidia.yaml" 2>&1 | tail -1
+        stat -c %u /run/cdi/nvidia.yaml
+        rm /run/cdi/nvidia.yaml; mkfifo /run/cdi/nvidia.yaml
+        timeout 20 sh -c "eval '$REFRESH'" 2>/dev/null; echo $?; stat -c %F /run/cdi/nvidia.yaml
+        """
+    )
+    *statuses, summary, owner, fifo, kind = done.stdout.splitlines()
+    assert statuses == ["1", "1", "0"], done.stderr
+    assert "stays as it is" in done.stderr
+    assert "libnvidia-ptxjitcompiler.so.1" in summary
+    assert (owner, fifo, kind) == ("0", "0", "regular file")
+
+
 def test_refresh_keeps_a_good_spec() -> None:
     """A GPU that fell off the bus, or a driver that is half gone, is no reason to write less."""
     refresh = GENERATE.replace("cdi generate", "cdi refresh") + " --output /run/cdi/nvidia.json"

@@ -247,6 +247,29 @@ def test_no_directories_are_the_usual_ones() -> None:
     assert known.directories == ("/etc/cdi", "/var/run/cdi")
 
 
+@pytest.mark.parametrize("digits", [309, 400, 4299, 5000])
+@pytest.mark.parametrize("where", ["cdiVersion", "kind", "annotations"])
+def test_an_integer_that_no_float_holds_is_one_file_s_problem(
+    specs: Path, digits: int, where: str
+) -> None:
+    """And read the same as in YAML."""
+    number = "9" * digits
+    value = f'{{"a":{number}}}' if where == "annotations" else number
+    text = json.dumps({**GOOD, "cdiVersion": "0.6.0", "kind": "example.com/big", where: "HERE"})
+    for name in ("big.json", "big.yaml"):
+        (specs / name).write_text(
+            text.replace('"HERE"', value).replace("com/big", f"com/{name[4]}")
+        )
+    known = load(specs)
+    assert "example.com/card=good" in known.devices
+    if where == "annotations":
+        assert known.errors == {}
+        found = [file.spec["annotations"]["a"] for file in known.files[:2] if file.spec]
+        assert found == [number, number]
+    else:
+        assert len(known.errors) == 2
+
+
 LARGEST = """
 import sys, time
 from cdi import registry, yamlio

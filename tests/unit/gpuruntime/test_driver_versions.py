@@ -152,7 +152,8 @@ def test_what_only_another_driver_has_is_left_out_and_told(tree: Tree) -> None:
     tree.at(f"{LIBRARIES}/{ptx.file(VERSION)}").unlink()
     driver = found(tree)
     assert versions(driver) == {VERSION}
-    (problem,) = driver.problems
+    needed, problem = driver.problems
+    assert "is not there, which" in needed
     assert problem == (
         f"left out, for they are not of driver {VERSION}: {ptx.file(OTHER)} in "
         f'"{tree.path}{LIBRARIES}"'

@@ -115,7 +115,6 @@ def test_a_change_is_seen_and_named(host: Path, what: str) -> None:
     change(host)
     after = read(host)
     assert part in fingerprint.changes(before, after)
-    assert fingerprint.digest(before) != fingerprint.digest(after)
 
 
 def test_nothing_changed_is_no_change(host: Path) -> None:
@@ -124,4 +123,4 @@ def test_nothing_changed_is_no_change(host: Path) -> None:
     (host / "dev/dev/sda").chmod(0o600)
     after = read(host)
     assert fingerprint.changes(before, after) == []
-    assert fingerprint.digest(before) == fingerprint.digest(after)
+    assert before == after
