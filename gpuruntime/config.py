@@ -23,19 +23,58 @@ if TYPE_CHECKING:
 
 RUN_DIRECTORY = "/run/gpuruntime"
 SNAPSHOT = f"{RUN_DIRECTORY}/config.json"
-FORMAT = 1
+# 2: values of keys that the program before did not know are in it.
+FORMAT = 2
 MAX_SNAPSHOT_BYTES = 1 << 20
 
-# Key → default. The type of the default is the type of the key.
+# Key → default; None: not set, true or false. gpuruntime/options.py says what each is for, and a
+# test holds the two equal: that table is too much for the start path.
+_RUNTIME = "nvidia-container-runtime"
 DEFAULTS: dict[str, Any] = {
-    "nvidia-container-runtime.debug": "/dev/null",
-    "nvidia-container-runtime.log-level": "info",
-    "nvidia-container-runtime.runtimes": ["runc", "crun"],
-    "nvidia-container-runtime.mode": "auto",
-    "nvidia-container-runtime.modes.cdi.spec-dirs": ["/etc/cdi", "/var/run/cdi"],
-    "nvidia-container-runtime.modes.cdi.default-kind": "nvidia.com/gpu",
+    "accept-nvidia-visible-devices-as-volume-mounts": False,
+    "accept-nvidia-visible-devices-envvar-when-unprivileged": True,
+    "disable-require": False,
+    "discovery-timeout": 30,
+    "health": "",
+    "missing-gpu": "error",
+    "supported-driver-capabilities": "compat32,compute,display,graphics,ngx,utility,video",
+    "swarm-resource": "",
+    "features.allow-cuda-compat-libs-from-container": None,
+    "features.allow-ldconfig-from-container": None,
+    "features.allow-unknown-oci-spec-fields": None,
+    "features.disable-cuda-compat-lib-hook": None,
+    "features.disable-imex-channel-creation": None,
+    "features.ignore-imex-channel-requests": None,
+    "features.no-additional-gids-for-device-nodes": None,
+    "nvidia-container-cli.debug": "",
+    "nvidia-container-cli.environment": [],
+    "nvidia-container-cli.ldcache": "",
+    "nvidia-container-cli.ldconfig": "@/sbin/ldconfig",
+    "nvidia-container-cli.load-kmods": True,
+    "nvidia-container-cli.no-cgroups": False,
+    "nvidia-container-cli.no-pivot": False,
+    "nvidia-container-cli.path": "",
+    "nvidia-container-cli.root": "",
+    "nvidia-container-cli.user": "",
+    f"{_RUNTIME}.debug": "/dev/null",
+    f"{_RUNTIME}.log-level": "info",
+    f"{_RUNTIME}.mode": "auto",
+    f"{_RUNTIME}.runtimes": ["runc", "crun"],
+    f"{_RUNTIME}.modes.cdi.annotation-prefixes": ["cdi.k8s.io/"],
+    f"{_RUNTIME}.modes.cdi.default-kind": "nvidia.com/gpu",
+    f"{_RUNTIME}.modes.cdi.spec-dirs": ["/etc/cdi", "/var/run/cdi"],
+    f"{_RUNTIME}.modes.csv.compat-container-root": "",
+    f"{_RUNTIME}.modes.csv.mount-spec-path": f"/etc/{_RUNTIME}/host-files-for-container.d",
+    f"{_RUNTIME}.modes.jit-cdi.driver-capabilities": "env",
+    f"{_RUNTIME}.modes.jit-cdi.nvcdi-disable-hooks": [],
+    f"{_RUNTIME}.modes.jit-cdi.nvcdi-feature-flags": [],
+    f"{_RUNTIME}.modes.legacy.cuda-compat-mode": "ldconfig",
+    f"{_RUNTIME}-hook.path": "nvidia-container-runtime-hook",
+    f"{_RUNTIME}-hook.skip-mode-detection": False,
+    "nvidia-ctk.path": "nvidia-ctk",
 }
-# `auto` means `cdi` as long as that is the only mode there is.
+# The modes that can be had; every other fails the containers that ask for a GPU, and no more.
+# `auto` means `cdi` as long as that is the only one.
 MODES = ("auto", "cdi")
 # The level names of the incumbent → ours.
 LOG_LEVELS = {
@@ -51,21 +90,56 @@ LOG_LEVELS = {
 
 
 class Config(Record):
-    """The values in force, by the name of their key's last part."""
+    """The values in force: `config[key]`, and under names of their own those that are used most.
 
-    __slots__ = ("debug", "default_kind", "log_level", "mode", "path", "runtimes", "spec_dirs")
+    *values* has every key of DEFAULTS; *path* is the file that they are from, None without one.
+    """
+
+    __slots__ = (
+        "accept_environment",
+        "accept_mounts",
+        "annotation_prefixes",
+        "debug",
+        "default_kind",
+        "driver_root",
+        "features",
+        "log_level",
+        "mode",
+        "path",
+        "runtimes",
+        "spec_dirs",
+        "swarm",
+        "values",
+    )
 
     def __init__(self, values: Mapping[str, Any], path: str | None) -> None:
         """Take *values* by key, a default for each that is missing; *path* is the file, if any."""
         merged = {**DEFAULTS, **values}
+        self.values: dict[str, Any] = merged
         self.path = path
-        self.debug: str = merged["nvidia-container-runtime.debug"]
-        self.log_level = LOG_LEVELS.get(merged["nvidia-container-runtime.log-level"], "info")
-        self.runtimes = tuple(merged["nvidia-container-runtime.runtimes"])
-        self.mode: str = merged["nvidia-container-runtime.mode"]
-        cdi = "nvidia-container-runtime.modes.cdi"
-        self.spec_dirs = tuple(merged[f"{cdi}.spec-dirs"])
+        accept = "accept-nvidia-visible-devices"
+        self.accept_environment: bool = merged[f"{accept}-envvar-when-unprivileged"]
+        self.accept_mounts: bool = merged[f"{accept}-as-volume-mounts"]
+        names = (name.strip() for name in merged["swarm-resource"].split(","))
+        self.swarm: tuple[str, ...] = tuple(name for name in names if name)
+        self.features = frozenset(
+            key[len("features.") :]
+            for key, value in merged.items()
+            if value is True and key.startswith("features.")
+        )
+        self.driver_root: str = merged["nvidia-container-cli.root"]
+        self.debug: str = merged[f"{_RUNTIME}.debug"]
+        self.log_level = LOG_LEVELS.get(merged[f"{_RUNTIME}.log-level"], "info")
+        self.runtimes: tuple[str, ...] = tuple(merged[f"{_RUNTIME}.runtimes"])
+        self.mode: str = merged[f"{_RUNTIME}.mode"]
+        cdi = f"{_RUNTIME}.modes.cdi"
+        self.spec_dirs: tuple[str, ...] = tuple(merged[f"{cdi}.spec-dirs"])
         self.default_kind: str = merged[f"{cdi}.default-kind"]
+        self.annotation_prefixes: tuple[str, ...] = tuple(merged[f"{cdi}.annotation-prefixes"])
+
+    def __getitem__(self, key: str) -> Any:  # noqa: ANN401 (as many types as options)
+        """Return the value of the option *key*."""
+        return self.values[key]
 
 
 def search_path(environment: Mapping[str, str]) -> list[str]:

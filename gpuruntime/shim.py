@@ -84,7 +84,13 @@ def inject(command: Command, config: Config, cli_python: str, log: Log) -> None:
     directory, name = os.path.split(command.config or "")
     bundle = Bundle(directory, name) if name else Bundle(command.bundle or "", CONFIG_NAME)
     document, doubt = bundle.parse()
-    policy = request.Policy(config.default_kind)
+    policy = request.Policy(
+        config.default_kind,
+        env_when_unprivileged=config.accept_environment,
+        mounts=config.accept_mounts,
+        swarm=config.swarm,
+        annotations=config.annotation_prefixes,
+    )
     if not request.may_ask(bundle.data, policy):
         return
     if doubt is not None:

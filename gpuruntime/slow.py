@@ -13,7 +13,7 @@ import sys
 
 from cdi import yamlio
 from cdi.errors import CdiError
-from gpuruntime.cli.config import compile_file
+from gpuruntime.cli.config_compile import compile_file
 from gpuruntime.errors import ConfigError
 
 DEADLINE_S = 30

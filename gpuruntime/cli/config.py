@@ -1,142 +1,286 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpuruntime config`: compile config.toml for the start path."""
+"""`gpuruntime config`: show, change, check config.toml, and compile it for the start path."""
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
-import tomllib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 
-from cdi import names
-from cdi.errors import CdiError
 from gpuruntime import config as settings
+from gpuruntime import options
+from gpuruntime.cli import config_edit, config_lines
+from gpuruntime.cli import config_file as files
+from gpuruntime.cli.config_check import LDCONFIG, LDCONFIG_FEATURE, examine, sentence
+from gpuruntime.cli.config_compile import accepted, compile_file
 from gpuruntime.errors import ConfigError, escape
-from gpuruntime.system.paths import replace_file
+from gpuruntime.options import Value
 
-COMPANION = "launcher"
-COMPANION_HEAD = "gpuruntime-launcher 1"
-MAX_CONFIG_BYTES = 1 << 20
+USER = "nvidia-container-cli.user"
 
 
-@click.group()
-def config() -> None:
-    """Work with the config file."""
+class Group(click.Group):
+    """A group whose commands may have other names too."""
+
+    aliases: Mapping[str, str] = {"create-default": "default", "generate-default": "default"}
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command called *cmd_name* or that this is another name of."""
+        return super().get_command(ctx, self.aliases.get(cmd_name, cmd_name))
+
+
+def _options(*chosen: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds the options named, by the names of their parameters."""
+    known = {
+        "config_file": click.option(
+            "--config-file",
+            "--config",
+            "-c",
+            "config_file",
+            metavar="FILE",
+            help="The file to use.  [default: the one in force]",
+        ),
+        "sets": click.option(
+            "--set",
+            "sets",
+            multiple=True,
+            metavar="KEY[=VALUE]",
+            help="Change this option; may be repeated.",
+        ),
+        "separator": click.option("--set-list-separator", "separator", default=":", hidden=True),
+        "in_place": click.option(
+            "--in-place", "-i", is_flag=True, help="Write the result back to the file."
+        ),
+        "output": click.option(
+            "--output", "-o", default="", metavar="FILE", help="Write the result to this file."
+        ),
+    }
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        for name in reversed(chosen):
+            function = known[name](function)
+        return function
+
+    return decorate
+
+
+_EDITING = ("config_file", "sets", "separator", "in_place", "output")
+
+
+@click.group(cls=Group, invoke_without_command=True)
+@_options(*_EDITING)
+@click.pass_context
+def config(ctx: click.Context, /, config_file: str | None, **given: Any) -> None:  # noqa: ANN401 (click's)
+    """Work with the config file. Without a command, print it, with options changed by --set.
+
+    The file in force is the first that exists: $GPURUNTIME_CONFIG, $NVIDIA_CTK_CONFIG_FILE_PATH,
+    gpuruntime/config.toml or nvidia-container-runtime/config.toml in $XDG_CONFIG_HOME, the same
+    two in /etc.
+    """
+    ctx.obj = config_file
+    if ctx.invoked_subcommand is None:
+        _edit(config_file, **given)
+    elif given["sets"] or given["in_place"] or given["output"]:
+        raise click.UsageError(f'give these options after "{ctx.invoked_subcommand}"')
+
+
+@config.command("set")
+@_options(*_EDITING)
+@click.argument("pairs", nargs=-1, metavar="KEY[=VALUE]...")
+@click.pass_obj
+def set_command(
+    outer: str | None,
+    /,
+    config_file: str | None,
+    pairs: tuple[str, ...],
+    sets: tuple[str, ...],
+    **given: Any,  # noqa: ANN401 (click's)
+) -> None:
+    """Change options in the config file, and print it, or write it back with --in-place.
+
+    Items of a list are separated by ":", or by "," if there is no ":". A boolean without a value
+    is true. The value "nil" takes a feature out of the file. Comments and keys that are not known
+    stay.
+    """
+    if not (pairs or sets):
+        raise click.UsageError("nothing to set: give KEY=VALUE")
+    _edit(config_file or outer, sets=(*sets, *pairs), **given)
+    if not (given["in_place"] or given["output"]):
+        click.echo('note: the file is as before; "--in-place" changes it', err=True)
+
+
+@config.command("default")
+@_options("output")
+def default_command(output: str) -> None:
+    """Print a config file with every option and its default on this host."""
+    _emit(options.example(_host_values()), output)
+
+
+@config.command("show")
+@_options("config_file")
+@click.option("--json", "as_json", is_flag=True, help="Print an object.")
+@click.pass_obj
+def show_command(outer: str | None, config_file: str | None, *, as_json: bool) -> None:
+    """Print every option with the value in force, and where that is from."""
+    path, text = _load(config_file or outer)
+    values, warnings = ({}, []) if text is None else accepted(path, text)
+    for warning in warnings:
+        click.echo(f"warning: {escape(warning)}", err=True)
+    if as_json:
+        shown = {
+            key: {
+                "value": values.get(key, default),
+                "from": "file" if key in values else "default",
+            }
+            for key, default in settings.DEFAULTS.items()
+        }
+        file = None if text is None else path
+        _write_stdout(json.dumps({"file": file, "values": shown}, indent=2) + "\n")
+        return
+    rows = [f"# {'no config file' if text is None else escape(path)}"]
+    for key, default in settings.DEFAULTS.items():
+        value = values.get(key, default)
+        source = "file" if key in values else "default"
+        row = f"# {key}: not set" if value is None else f"{key} = {options.literal(value)}"
+        rows.append(f"{row}  # {source}")
+    _write_stdout("\n".join(rows) + "\n")
+
+
+@config.command("check")
+@_options("config_file")
+@click.pass_context
+def check_command(ctx: click.Context, config_file: str | None) -> None:
+    """Name everything that is wrong with the config file, with its line.
+
+    An error keeps containers from starting, a warning does not. The exit status is 1 if there is
+    either. A note is about an option that has no effect yet.
+    """
+    chosen = config_file or ctx.obj
+    path, text = _load(chosen)
+    if text is None:
+        if chosen:
+            raise ConfigError(f'there is no file "{path}"', "name a file that exists")
+        click.echo("no config file: the defaults are in force", err=True)
+        return
+    findings = examine(files.parse(text, path))[1]
+    places = config_lines.lines(text)
+    rows = [(config_lines.line_of(finding.path, places) or 1, finding) for finding in findings]
+    rows.sort(key=lambda row: row[0])
+    _write_stdout(
+        "".join(
+            f"{escape(path)}:{line}: {found.severity}: {escape(sentence(found))}\n"
+            for line, found in rows
+        )
+    )
+    bad = sum(finding.severity != "note" for finding in findings)
+    click.echo(f"{bad} problem{'' if bad == 1 else 's'}", err=True)
+    if bad:
+        ctx.exit(1)
 
 
 @config.command("compile")
-def compile_command() -> None:
+@_options("config_file")
+@click.pass_obj
+def compile_command(outer: str | None, config_file: str | None) -> None:
     """Compile the config file in force for the start path, and say which that is."""
-    found = settings.find(os.environ)
-    if found is None:
-        click.echo("no config file: the defaults are in force", err=True)
-        return
-    _, warnings = compile_file(found[0])
+    path = config_file or outer
+    if path is None:
+        found = settings.find(os.environ)
+        if found is None:
+            click.echo("no config file: the defaults are in force", err=True)
+            return
+        path = found[0]
+    _, warnings = compile_file(path)
     for warning in warnings:
         click.echo(f"warning: {escape(warning)}", err=True)
-    click.echo(f'compiled "{escape(found[0])}"', err=True)
+    click.echo(f'compiled "{escape(path)}"', err=True)
 
 
-def compile_file(path: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of *path* by key and warnings; store snapshot and companion if possible.
-
-    Raises ConfigError if the file cannot be read or a value is wrong. An unknown key is a warning.
-    """
+def _load(chosen: str | None) -> tuple[str, str | None]:
+    """Return the path of the file *chosen*, or in force, and its text, None if there is none."""
+    path = chosen
+    if path is None:
+        found = settings.find(os.environ)
+        path = settings.search_path(os.environ)[0] if found is None else found[0]
     try:
-        with open(path, "rb") as stream:
-            status = os.fstat(stream.fileno())
-            text = stream.read(MAX_CONFIG_BYTES + 1)
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return path, None
+    except (OSError, ValueError):
+        # Reading it says why not.
+        pass
+    return path, files.read(path)[0]
+
+
+def _edit(
+    chosen: str | None, *, sets: tuple[str, ...], separator: str, in_place: bool, output: str
+) -> None:
+    """Print the config file with *sets* made, or write it where that is wanted."""
+    if in_place and output:
+        raise click.UsageError("--in-place and --output exclude each other")
+    path, text = _load(chosen)
+    if text is None:
+        text = options.example(_host_values())
+    else:
+        files.parse(text, path)
+    keys = set()
+    for argument in sets:
+        option, value = config_edit.parse(argument, separator)
+        text = config_edit.apply(text, option, value)
+        keys.add(option.key)
+    # What was wrong before is not for this command to say, but what it makes is.
+    if LDCONFIG_FEATURE in keys:
+        keys.add(LDCONFIG)
+    findings = [
+        finding
+        for finding in examine(files.parse(text, path))[1]
+        if ".".join(finding.path) in keys
+    ]
+    for finding in findings:
+        if finding.severity == "error":
+            raise ConfigError(finding.message, finding.hint)
+    for finding in findings:
+        click.echo(f"{finding.severity}: {escape(sentence(finding))}", err=True)
+    _emit(text, path if in_place else output)
+
+
+def _emit(text: str, output: str) -> None:
+    """Write *text* to the file *output*, to standard output if that is "" or "-"."""
+    if output in ("", "-"):
+        _write_stdout(text)
+        return
+    changed = files.replace(output, text)
+    click.echo(f'{"wrote" if changed else "unchanged"} "{escape(output)}"', err=True)
+
+
+def _write_stdout(text: str) -> None:
+    try:
+        # Not sys.stdout: what it could not write, it would try again at exit.
+        with open(1, "wb", closefd=False) as stream:
+            stream.write(text.encode())
     except OSError as error:
         raise ConfigError(
-            f'cannot read "{path}": {error.strerror}', "make the config file readable"
+            f"cannot write to standard output: {error.strerror}", "send it somewhere else"
         ) from error
-    if len(text) > MAX_CONFIG_BYTES:
-        raise ConfigError(
-            f'"{path}" has more than {MAX_CONFIG_BYTES} bytes', "put a config file there"
-        )
+
+
+def _host_values() -> dict[str, Value]:
+    """Return the values that a new file has on this host in place of the defaults."""
+    values: dict[str, Value] = {}
+    # On Debian and its kin, ldconfig is a script around this one.
+    if os.path.exists("/sbin/ldconfig.real"):
+        values[LDCONFIG] = "@/sbin/ldconfig.real"
     try:
-        document = tomllib.loads(text.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f'"{path}" is no TOML: {error}', "correct the file") from error
-    values, warnings = _checked(document, path)
-    try:
-        _store(path, status, values)
-    except OSError as error:
-        warnings.append(
-            f'each start compiles "{path}": cannot write below '
-            f'"{settings.RUN_DIRECTORY}": {error.strerror}'
-        )
-    return values, warnings
-
-
-def _flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, dict):
-            flat.update(_flatten(value, f"{prefix}{key}."))
-        else:
-            flat[prefix + key] = value
-    return flat
-
-
-def _checked(document: dict[str, Any], path: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the known keys of *document* with their checked values, and warnings on others."""
-    values, warnings = {}, []
-    for key, value in _flatten(document).items():
-        if key not in settings.DEFAULTS:
-            near = difflib.get_close_matches(key, settings.DEFAULTS, 1)
-            known = f'; the nearest known key is "{near[0]}"' if near else ""
-            warnings.append(f'"{path}": the key "{key}" has no effect{known}')
-            continue
-        _check_value(key, value, path)
-        if key.endswith(".log-level") and value not in settings.LOG_LEVELS:
-            warnings.append(f'"{path}": "{key}" is "{value}", taken for "info"')
-        values[key] = value
-    return values, warnings
-
-
-def _check_value(key: str, value: object, path: str) -> None:
-    default = settings.DEFAULTS[key]
-    kind = "a list of strings" if isinstance(default, list) else "a string"
-    fits = isinstance(value, type(default))
-    if fits and isinstance(value, list):
-        fits = all(isinstance(item, str) and item for item in value)
-    if not fits:
-        raise ConfigError(f'"{path}": "{key}" is not {kind}', f"give {kind}")
-    last = key.rpartition(".")[2]
-    if last == "runtimes" and not value:
-        raise ConfigError(f'"{path}": "{key}" is empty', 'name a runtime, as in ["runc"]')
-    if last == "default-kind":
-        vendor, cls = names.split_kind(str(value))
-        try:
-            names.check_vendor(vendor)
-            names.check_class(cls)
-        except CdiError as error:
-            raise ConfigError(f'"{path}": "{key}": {error}', "use vendor/class") from error
-
-
-def _store(path: str, status: os.stat_result, values: dict[str, Any]) -> None:
-    """Write the snapshot, and the companion from which the launcher learns the runtimes."""
-    os.makedirs(settings.RUN_DIRECTORY, mode=0o755, exist_ok=True)
-    dirfd = os.open(settings.RUN_DIRECTORY, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        stamp = settings.stamp(path, status)
-        snapshot = {"format": settings.FORMAT, "file": stamp, "values": values}
-        data = json.dumps(snapshot).encode()
-        replace_file(dirfd, os.path.basename(settings.SNAPSHOT), data, 0o644)
-        runtimes = settings.Config(values, path).runtimes
-        if not any("\n" in item for item in (path, *runtimes)):
-            lines = [
-                COMPANION_HEAD,
-                f"config {path}",
-                "stat " + " ".join(str(part) for part in stamp[1:]),
-                *(f"runtime {item}" for item in runtimes),
-                "end",
-                "",
-            ]
-            replace_file(dirfd, COMPANION, os.fsencode("\n".join(lines)), 0o644)
-    finally:
-        os.close(dirfd)
+        with open("/etc/os-release", encoding="utf-8", errors="replace") as stream:
+            lines = stream.read(1 << 16).splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        name, _, like = line.partition("=")
+        if name == "ID_LIKE" and {"suse", "opensuse"} & set(like.strip("\"'").split()):
+            # The device nodes are for this group there.
+            values[USER] = "root:video"
+    return values

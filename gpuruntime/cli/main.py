@@ -16,7 +16,7 @@ from gpuruntime.errors import GpuRuntimeError
 COMMANDS = {
     "cdi": ("gpuruntime.cli.cdi", "cdi", "Work with Container Device Interface specs."),
     "driver": ("gpuruntime.cli.driver", "driver", "Show the driver that is installed here."),
-    "config": ("gpuruntime.cli.config", "config", "Compile config.toml for the start path."),
+    "config": ("gpuruntime.cli.config", "config", "Show, change, check and compile config.toml."),
 }
 
 

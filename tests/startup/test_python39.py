@@ -14,7 +14,7 @@ COLD = {
     *("cdi/advice.py", "cdi/annotations.py", "cdi/diff.py", "cdi/generate.py", "cdi/inject.py"),
     *("cdi/reasons.py", "cdi/store.py", "cdi/transform.py", "cdi/validate.py", "cdi/wire.py"),
     "cdi/yamlio.py",
-    *("gpuruntime/__main__.py", "gpuruntime/slow.py"),
+    *("gpuruntime/__main__.py", "gpuruntime/options.py", "gpuruntime/slow.py"),
 }
 COLD_PACKAGES = {"gpuruntime/cli", "gpuruntime/discover"}
 # Methods and functions that came after 3.9, by name.

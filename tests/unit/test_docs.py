@@ -7,14 +7,12 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from gpuruntime import config
+from gpuruntime import options
 from gpuruntime.cli.main import COMMANDS
 
 TREE = Path(__file__).parents[2]
@@ -44,20 +42,10 @@ def test_architecture_fits_three_screens() -> None:
     assert len(ARCHITECTURE.read_text().splitlines()) <= 3 * SCREEN_LINES
 
 
-def test_the_example_config_is_every_key_with_its_default() -> None:
-    """Operators copy it; a key that is missing or differs would mislead them."""
-
-    def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-        flat = {}
-        for key, value in table.items():
-            if isinstance(value, dict):
-                flat |= flatten(value, f"{prefix}{key}.")
-            else:
-                flat[prefix + key] = value
-        return flat
-
-    example = tomllib.loads((TREE / "config.toml.example").read_text())
-    assert flatten(example) == config.DEFAULTS
+def test_the_example_config_and_the_reference_are_those_of_the_table() -> None:
+    """Operators copy the one and read the other; both are generated, as the reference says."""
+    assert (TREE / "config.toml.example").read_text() == options.example()
+    assert (TREE / "docs" / "reference" / "config.md").read_text() == options.reference()
 
 
 def test_readme_shows_the_two_commands_on_its_first_screen() -> None:

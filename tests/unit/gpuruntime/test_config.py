@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpuruntime import config
-from gpuruntime.cli import config as compiler
+from gpuruntime.cli import config_compile as compiler
 from gpuruntime.errors import ConfigError
 
 
@@ -87,6 +87,24 @@ def test_the_defaults_are_in_force_without_a_file() -> None:
     assert values.spec_dirs == ("/etc/cdi", "/var/run/cdi")
     assert values.default_kind == "nvidia.com/gpu"
     assert (values.mode, values.log_level, values.debug) == ("auto", "info", "/dev/null")
+    assert (values.accept_environment, values.accept_mounts) == (True, False)
+    assert (values.swarm, values.features, values.driver_root) == ((), frozenset(), "")
+    assert values.annotation_prefixes == ("cdi.k8s.io/",)
+    assert values["discovery-timeout"] == 30
+
+
+def test_values_that_are_made_ready_for_use() -> None:
+    """A list of names in one string; features, which may be set to false."""
+    given = {
+        "swarm-resource": "A, ,B,",
+        "features.allow-ldconfig-from-container": True,
+        "features.ignore-imex-channel-requests": False,
+        "missing-gpu": "warn",
+    }
+    values = config.Config(given, "/x")
+    assert values.swarm == ("A", "B")
+    assert values.features == {"allow-ldconfig-from-container"}
+    assert (values["missing-gpu"], values["health"]) == ("warn", "")
 
 
 def test_a_snapshot_is_used_until_the_file_changes(tmp_path: Path, run_directory: Path) -> None:
@@ -186,6 +204,47 @@ def test_an_unknown_key_is_a_warning_with_the_nearest(tmp_path: Path, run_direct
     assert "nearest" not in warnings[1]
 
 
+def test_many_unknown_keys_are_a_few_warnings(tmp_path: Path, run_directory: Path) -> None:
+    """A file of something else must not fill the engine's log."""
+    text = "".join(f"k{number} = 1\n" for number in range(1000)) + '"disable-require" = true\n'
+    values, warnings = compiler.compile_file(toml(tmp_path, f"{text}'nvidia-ctk.path' = '/x'\n"))
+    assert values == {"disable-require": True}
+    assert len(warnings) == 51
+    assert "951 more" in warnings[-1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[nvidia-container-runtime]\nmode = 'jit-cdi'\n",
+        "[nvidia-container-cli]\nuser = 'root:video'\nno-cgroups = true\n",
+        "[nvidia-container-runtime.modes.jit-cdi]\nnvcdi-feature-flags = ['whatever']\n",
+        "nvidia-container-cli.ldconfig = '/x'\nfeatures.allow-ldconfig-from-container = true\n",
+    ],
+)
+def test_what_has_no_effect_yet_is_accepted_silently(
+    tmp_path: Path, run_directory: Path, text: str
+) -> None:
+    """The incumbent's files have it; `config check` is where to ask."""
+    assert compiler.compile_file(toml(tmp_path, text))[1] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("supported-driver-capabilities = 'compute, sound'\n", '"sound"'),
+        ("[nvidia-container-runtime]\nmode = 'magic'\n", '"magic"'),
+        ("[nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = 'x'\n", '"x"'),
+    ],
+)
+def test_a_word_that_nobody_knows_is_a_warning(
+    tmp_path: Path, run_directory: Path, text: str, said: str
+) -> None:
+    """The incumbent takes it, and so containers that do not depend on it start."""
+    (warning,) = compiler.compile_file(toml(tmp_path, text))[1]
+    assert said in warning
+
+
 def test_an_unknown_log_level_is_a_warning(tmp_path: Path, run_directory: Path) -> None:
     """More or less is written; no container fails."""
     text = '[nvidia-container-runtime]\nlog-level = "loud"\n'
@@ -206,6 +265,15 @@ def test_an_unknown_log_level_is_a_warning(tmp_path: Path, run_directory: Path) 
         ("[nvidia-container-runtime.modes.cdi]\ndefault-kind = 'gpu'", "default-kind"),
         ("[nvidia-container-runtime.modes.cdi]\ndefault-kind = 'a/b=c'", "default-kind"),
         ("#" * (1 << 20) + "##", "more than"),
+        ("\n\ndisable-require = 0", 'line 3: "disable-require" is not true or false'),
+        ("discovery-timeout = true", "a whole number above 0"),
+        ("discovery-timeout = -1", "a whole number above 0"),
+        ("health = 'xid'", '"health" is "xid"'),
+        ("missing-gpu = 'hide'", '"missing-gpu" is "hide"'),
+        ("nvidia-container-cli = 1", "is not a table"),
+        ("[[nvidia-container-cli]]", "is not a table"),
+        ("[disable-require]", "true or false"),
+        ("[nvidia-container-cli]\nldconfig = '/sbin/ldconfig'", "invalid config value"),
     ],
 )
 def test_a_wrong_value_is_an_error_that_names_file_and_key(

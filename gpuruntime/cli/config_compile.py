@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compile config.toml for the start path: the snapshot, and the companion for the launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from gpuruntime import config as settings
+from gpuruntime.cli import config_check, config_lines
+from gpuruntime.cli import config_file as files
+from gpuruntime.cli.config_check import Finding
+from gpuruntime.errors import ConfigError
+from gpuruntime.system.paths import replace_file
+
+COMPANION = "launcher"
+COMPANION_HEAD = "gpuruntime-launcher 1"
+# A file of another program has one for each line: nobody reads on.
+MAX_WARNINGS = 50
+
+
+def compile_file(path: str) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of *path* by key and warnings; store snapshot and companion if possible.
+
+    Raises ConfigError if the file cannot be read or a value is wrong. An unknown key is a warning.
+    """
+    text, status = files.read(path)
+    values, warnings = accepted(path, text)
+    try:
+        _store(path, status, values)
+    except OSError as error:
+        warnings.append(
+            f'each start compiles "{path}": cannot write below '
+            f'"{settings.RUN_DIRECTORY}": {error.strerror}'
+        )
+    return values, warnings
+
+
+def accepted(path: str, text: str) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of the file *path* by key, and warnings; raise ConfigError on an error."""
+    values, findings = config_check.examine(files.parse(text, path))
+    places = config_lines.lines(text) if findings else {}
+
+    def where(finding: Finding) -> str:
+        line = config_lines.line_of(finding.path, places)
+        return f'"{path}"' + (f" line {line}" if line else "")
+
+    for finding in findings:
+        if finding.severity == "error":
+            raise ConfigError(f"{where(finding)}: {finding.message}", finding.hint)
+    warnings = [
+        f"{where(finding)}: {config_check.sentence(finding)}"
+        for finding in findings
+        if finding.severity == "warning"
+    ]
+    if len(warnings) > MAX_WARNINGS:
+        more = f'"{path}": {len(warnings) - MAX_WARNINGS} more: see "gpuruntime config check"'
+        warnings[MAX_WARNINGS:] = [more]
+    return values, warnings
+
+
+def _store(path: str, status: os.stat_result, values: dict[str, Any]) -> None:
+    """Write the snapshot, and the companion from which the launcher learns the runtimes."""
+    os.makedirs(settings.RUN_DIRECTORY, mode=0o755, exist_ok=True)
+    dirfd = os.open(settings.RUN_DIRECTORY, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        stamp = settings.stamp(path, status)
+        snapshot = {"format": settings.FORMAT, "file": stamp, "values": values}
+        data = json.dumps(snapshot).encode()
+        replace_file(dirfd, os.path.basename(settings.SNAPSHOT), data, 0o644)
+        runtimes = settings.Config(values, path).runtimes
+        if not any("\n" in item for item in (path, *runtimes)):
+            lines = [
+                COMPANION_HEAD,
+                f"config {path}",
+                "stat " + " ".join(str(part) for part in stamp[1:]),
+                *(f"runtime {item}" for item in runtimes),
+                "end",
+                "",
+            ]
+            replace_file(dirfd, COMPANION, os.fsencode("\n".join(lines)), 0o644)
+    finally:
+        os.close(dirfd)
