@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shim grants what the config file allows, and says what it does not."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuruntime import shim
+from gpuruntime.config import Config
+from gpuruntime.log import Log
+from gpuruntime.oci import argv
+
+SPEC = {
+    "cdiVersion": "0.5.0",
+    "kind": "nvidia.com/gpu",
+    "devices": [
+        {"name": name, "containerEdits": {"env": [f"GPU_{name}=1"]}} for name in ("0", "1", "all")
+    ],
+    "containerEdits": {"env": ["NVIDIA_VISIBLE_DEVICES=void"]},
+}
+ENV = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
+MOUNT = {"destination": "/var/run/nvidia-container-devices/1", "source": "/dev/null"}
+
+
+def created(place: Path, document: dict[str, Any], **values: Any) -> tuple[list[str], str]:
+    """Return the environment after a create of *document* under *values*, and the log."""
+    bundle, specs, log = place / "bundle", place / "cdi", place / "log"
+    bundle.mkdir()
+    specs.mkdir(exist_ok=True)
+    specs.chmod(0o755)
+    (specs / "nvidia.json").write_text(json.dumps(SPEC))
+    (bundle / "config.json").write_text(json.dumps(document))
+    command = argv.parse(["--log", str(log), "create", "--bundle", str(bundle), "id"])
+    config = Config({"nvidia-container-runtime.modes.cdi.spec-dirs": [str(specs)], **values}, None)
+    shim.inject(command, config, sys.executable, Log(str(log), json_format=False))
+    result = json.loads((bundle / "config.json").read_text())
+    text = log.read_text() if log.exists() else ""
+    return [entry for entry in result["process"].get("env", []) if "GPU_" in entry], text
+
+
+def asking(*env: str, **members: Any) -> dict[str, Any]:
+    """Return an OCI config."""
+    return {"ociVersion": "1.0.2", "process": {"env": list(env)}, **members}
+
+
+def test_the_two_keys_decide(tmp_path: Path) -> None:
+    """Policy "mounts only": the image's variable gives nothing, and that is said."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    only_mounts = {ENV: False, MOUNTS: True}
+    env, log = created(tmp_path / "a", asking("NVIDIA_VISIBLE_DEVICES=all"), **only_mounts)
+    assert env == []
+    assert "unprivileged container" in log
+    document = asking("NVIDIA_VISIBLE_DEVICES=all", mounts=[MOUNT])
+    env, log = created(tmp_path / "b", document, **only_mounts)
+    assert env == ["GPU_1=1"]
+
+
+def test_by_default_mounts_are_ignored_and_said(tmp_path: Path) -> None:
+    """Anybody who may write a pod could ask in that way."""
+    env, log = created(tmp_path, asking("NVIDIA_VISIBLE_DEVICES=0", mounts=[MOUNT]))
+    assert env == ["GPU_0=1"]
+    assert "by mounts are not allowed" in log
+
+
+@pytest.mark.parametrize(
+    ("document", "values", "expected"),
+    [
+        (asking("CUDA_VERSION=7.5"), {}, ["GPU_all=1"]),
+        (asking("RES=1"), {"swarm-resource": "RES"}, ["GPU_1=1"]),
+        (asking(annotations={"cdi.k8s.io/x": "nvidia.com/gpu=1"}), {}, ["GPU_1=1"]),
+        (
+            asking(annotations={"cdi.k8s.io/x": "nvidia.com/gpu=1"}),
+            {"nvidia-container-runtime.modes.cdi.annotation-prefixes": ["my.org/"]},
+            [],
+        ),
+        (
+            asking(
+                "NVIDIA_VISIBLE_DEVICES=void", annotations={"cdi.k8s.io/x": "nvidia.com/gpu=1"}
+            ),
+            {},
+            [],
+        ),
+    ],
+)
+def test_the_ways_to_ask(
+    tmp_path: Path, document: dict[str, Any], values: dict[str, Any], expected: list[str]
+) -> None:
+    """Through config.json, as the low-level runtime will read it."""
+    assert created(tmp_path, document, **values)[0] == expected
