@@ -230,6 +230,16 @@ def decode_json(text: str) -> object:
     return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
 
 
+def text_of(data: bytes) -> str:
+    """Return the text of a spec file; raise CdiError if it is too long, or no UTF-8."""
+    if len(data) > MAX_SPEC_BYTES:
+        raise CdiError("syntax", f"larger than {MAX_SPEC_BYTES} bytes")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise CdiError("syntax", f"no UTF-8 at byte {error.start}") from error
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
@@ -387,9 +397,4 @@ def _read(
         raise CdiError("syntax", f"read: {error.strerror}") from error
     finally:
         os.close(fd)
-    if len(data) > MAX_SPEC_BYTES:
-        raise CdiError("syntax", f"larger than {MAX_SPEC_BYTES} bytes")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise CdiError("syntax", f"no UTF-8 at byte {error.start}") from error
+    return text_of(data)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 from cdi import document, generate, yamlio
 from cdi.errors import CdiError
-from cdi.registry import DEFAULT_DIRECTORIES, ENDINGS, MAX_SPEC_BYTES
+from cdi.registry import DEFAULT_DIRECTORIES, ENDINGS, MAX_SPEC_BYTES, text_of
 
 SPEC_MODE = 0o644
 DIRECTORY_MODE = 0o755
@@ -42,12 +42,7 @@ def read(source: str | int) -> str:
             data = _read(fd)
         finally:
             os.close(fd)
-    if len(data) > MAX_SPEC_BYTES:
-        raise CdiError("syntax", f"larger than {MAX_SPEC_BYTES} bytes")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise CdiError("syntax", f"no UTF-8 at byte {error.start}") from error
+    return text_of(data)
 
 
 def save_spec(

@@ -22,7 +22,6 @@ NGX = "ngx"
 UTILITY = "utility"
 VIDEO = "video"
 ALL = (COMPAT32, COMPUTE, DISPLAY, GRAPHICS, NGX, UTILITY, VIDEO)
-DEFAULT = (COMPUTE, UTILITY)
 # A capability without which the one on the left cannot work, or which has the same files.
 _BRINGS = {VIDEO: COMPUTE, DISPLAY: GRAPHICS}
 _ABIS_OF_32_BIT = ("i386", "x32", "arm-hard-float", "arm-soft-float")

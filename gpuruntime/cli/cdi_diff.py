@@ -10,6 +10,7 @@ import click
 
 from cdi import diff as differences
 from gpuruntime.cli import spec_files
+from gpuruntime.cli.output import write_stdout
 from gpuruntime.errors import GpuRuntimeError, SpecError, escape
 
 # As diff(1), whose 1 is an answer.
@@ -35,10 +36,10 @@ def diff(old: str, new: str, *, as_json: bool) -> None:
         changes = differences.compare(spec_files.load(old), spec_files.load(new))
         if as_json:
             found = {"equal": not changes, "changes": [asdict(change) for change in changes]}
-            spec_files.write_stdout(json.dumps(found, indent=2) + "\n")
+            write_stdout(json.dumps(found, indent=2) + "\n")
         else:
             lines = [f"{escape(change.line())}\n" for change in changes]
-            spec_files.write_stdout("".join(lines))
+            write_stdout("".join(lines))
     except GpuRuntimeError as error:
         error.exit_code = TROUBLE
         raise

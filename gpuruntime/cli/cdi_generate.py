@@ -12,7 +12,8 @@ from cdi import generate as producer
 from cdi import store
 from cdi.errors import CdiError
 from cdi.wire import Spec
-from gpuruntime.cli import generator, spec_files, stamp
+from gpuruntime.cli import generator, stamp
+from gpuruntime.cli.output import write_stdout
 from gpuruntime.errors import SpecError, escape
 from gpuruntime.model import Inventory
 from gpuruntime.trust import may_trust
@@ -54,7 +55,7 @@ def generate(output: str, format_: str | None, **given: Any) -> None:  # noqa: A
     spec = generator.document(chosen, inventory)
     text = encode(spec, format_, inventory)
     if output == "-":
-        spec_files.write_stdout(text)
+        write_stdout(text)
     else:
         changed = save(path, text)
         stamp.write(

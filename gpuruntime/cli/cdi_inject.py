@@ -13,7 +13,7 @@ from cdi.errors import CdiError
 from cdi.inject import inject as injected
 from cdi.registry import Registry
 from gpuruntime.cli import spec_dirs as directories
-from gpuruntime.cli import spec_files
+from gpuruntime.cli.output import write_stdout
 from gpuruntime.errors import BundleError, GpuRuntimeError, UnresolvedDeviceError, escape
 from gpuruntime.oci import bundle
 
@@ -58,9 +58,9 @@ def inject(
         result = _inject(known, devices, config)
     except _Refusal as refusal:
         if as_json:
-            spec_files.write_stdout(json.dumps(_as_object(refusal), indent=2) + "\n")
+            write_stdout(json.dumps(_as_object(refusal), indent=2) + "\n")
         raise refusal.error from refusal
-    spec_files.write_stdout(json.dumps(result, ensure_ascii=False, indent=2) + "\n")
+    write_stdout(json.dumps(result, ensure_ascii=False, indent=2) + "\n")
 
 
 def _read_config() -> Any:  # noqa: ANN401 (JSON)

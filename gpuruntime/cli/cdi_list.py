@@ -11,7 +11,7 @@ import click
 from cdi import edits, reasons
 from cdi.registry import Registry
 from gpuruntime.cli import spec_dirs as directories
-from gpuruntime.cli import spec_files
+from gpuruntime.cli.output import write_stdout
 from gpuruntime.errors import escape
 
 
@@ -32,7 +32,7 @@ def list_(
     """
     known = directories.load(spec_dirs, allow_untrusted=allow_untrusted)
     if as_json:
-        spec_files.write_stdout(json.dumps(as_object(known), indent=2) + "\n")
+        write_stdout(json.dumps(as_object(known), indent=2) + "\n")
         return
     for path, errors in known.errors.items():
         for error in errors:
@@ -44,7 +44,7 @@ def list_(
         click.echo(f"warning: {escape(text)}", err=True)
     names = known.devices
     lines = (line for name in names for line in [name, *(_shown(known, name) if verbose else ())])
-    spec_files.write_stdout("".join(f"{line}\n" for line in lines))
+    write_stdout("".join(f"{line}\n" for line in lines))
     click.echo(f"found {len(names)} CDI devices", err=True)
 
 

@@ -11,6 +11,7 @@ from cdi.errors import CdiError
 from cdi.transform import Side
 from cdi.wire import Spec
 from gpuruntime.cli import spec_files
+from gpuruntime.cli.output import write_stdout
 from gpuruntime.errors import ConfigError, SpecError, escape
 from gpuruntime.trust import may_trust
 
@@ -60,7 +61,7 @@ def root(old: str, new: str, relative_to: Side, source: str, output: str) -> Non
         text = f"the new spec needs version {after['cdiVersion']}, not {before['cdiVersion']}"
         click.echo(f"warning: {escape(text)}", err=True)
     if output in ("", "-"):
-        spec_files.write_stdout(generate.encode(after, "yaml"))
+        write_stdout(generate.encode(after, "yaml"))
     else:
         _save(after, output if output.endswith(_ENDINGS) else f"{output}.yaml")
 

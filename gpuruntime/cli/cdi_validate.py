@@ -14,7 +14,7 @@ from cdi import validate as checks
 from cdi.errors import CdiError
 from cdi.registry import ENDINGS
 from cdi.validate import Finding
-from gpuruntime.cli import spec_files
+from gpuruntime.cli.output import write_stdout
 from gpuruntime.errors import escape
 
 
@@ -30,9 +30,7 @@ def validate(files: tuple[str, ...], *, strict: bool, as_json: bool) -> None:
     or, with --strict, a warning.
     """
     found = [(name, finding) for name in files for finding in _findings(name)]
-    spec_files.write_stdout(
-        _to_json(found) if as_json else "".join(_line(*pair) for pair in found)
-    )
+    write_stdout(_to_json(found) if as_json else "".join(_line(*pair) for pair in found))
     errors = sum(finding.severity == "error" for _, finding in found)
     warnings = len(found) - errors
     counts = f"{_count(errors, 'error')}, {_count(warnings, 'warning')}"

@@ -16,6 +16,7 @@ from gpuruntime.cli import config_edit, config_lines
 from gpuruntime.cli import config_file as files
 from gpuruntime.cli.config_check import LDCONFIG, LDCONFIG_FEATURE, examine, sentence
 from gpuruntime.cli.config_compile import accepted, compile_file
+from gpuruntime.cli.output import write_stdout
 from gpuruntime.errors import ConfigError, escape
 from gpuruntime.options import Value
 
@@ -138,7 +139,7 @@ def show_command(outer: str | None, config_file: str | None, *, as_json: bool) -
             for key, default in settings.DEFAULTS.items()
         }
         file = None if text is None else path
-        _write_stdout(json.dumps({"file": file, "values": shown}, indent=2) + "\n")
+        write_stdout(json.dumps({"file": file, "values": shown}, indent=2) + "\n")
         return
     rows = [f"# {'no config file' if text is None else escape(path)}"]
     for key, default in settings.DEFAULTS.items():
@@ -146,7 +147,7 @@ def show_command(outer: str | None, config_file: str | None, *, as_json: bool) -
         source = "file" if key in values else "default"
         row = f"# {key}: not set" if value is None else f"{key} = {options.literal(value)}"
         rows.append(f"{row}  # {source}")
-    _write_stdout("\n".join(rows) + "\n")
+    write_stdout("\n".join(rows) + "\n")
 
 
 @config.command("check")
@@ -169,7 +170,7 @@ def check_command(ctx: click.Context, config_file: str | None) -> None:
     places = config_lines.lines(text)
     rows = [(config_lines.line_of(finding.path, places) or 1, finding) for finding in findings]
     rows.sort(key=lambda row: row[0])
-    _write_stdout(
+    write_stdout(
         "".join(
             f"{escape(path)}:{line}: {found.severity}: {escape(sentence(found))}\n"
             for line, found in rows
@@ -250,21 +251,10 @@ def _edit(
 def _emit(text: str, output: str) -> None:
     """Write *text* to the file *output*, to standard output if that is "" or "-"."""
     if output in ("", "-"):
-        _write_stdout(text)
+        write_stdout(text)
         return
     changed = files.replace(output, text)
     click.echo(f'{"wrote" if changed else "unchanged"} "{escape(output)}"', err=True)
-
-
-def _write_stdout(text: str) -> None:
-    try:
-        # Not sys.stdout: what it could not write, it would try again at exit.
-        with open(1, "wb", closefd=False) as stream:
-            stream.write(text.encode())
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write to standard output: {error.strerror}", "send it somewhere else"
-        ) from error
 
 
 def _host_values() -> dict[str, Value]:

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from gpuruntime import capabilities, plan
-from gpuruntime.cli import spec_files
 from gpuruntime.cli.comma_option import CommaOption
+from gpuruntime.cli.output import write_stdout
 from gpuruntime.discover import driver as discovery
 from gpuruntime.discover import places
 from gpuruntime.errors import ConfigError, escape
@@ -73,12 +73,12 @@ def list_(
     if wanted and ALL not in wanted:
         found = capabilities.select(found, wanted)
     if as_json:
-        spec_files.write_stdout(f"{json.dumps(as_object(found), indent=2)}\n")
+        write_stdout(f"{json.dumps(as_object(found), indent=2)}\n")
         return
     for problem in found.problems:
         click.echo(f"warning: {escape(problem)}", err=True)
     items = ordered(found)
-    spec_files.write_stdout("".join(f"{escape(item.host_path)}\n" for item in items))
+    write_stdout("".join(f"{escape(item.host_path)}\n" for item in items))
     click.echo(f"driver {found.version}: {len(items)} files", err=True)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What commands that work on single spec files share: reading one, and printing a result."""
+"""What commands that work on single spec files share: reading one."""
 
 from __future__ import annotations
 
@@ -30,16 +30,4 @@ def load(name: str) -> Spec:
     except OSError as error:
         raise SpecError(
             f"cannot read {called}: {error.strerror}", "name a file that can be read"
-        ) from error
-
-
-def write_stdout(text: str) -> None:
-    """Write *text* to standard output; raise SpecError if that fails."""
-    try:
-        # Not sys.stdout: what it could not write, it would try again at exit.
-        with open(1, "wb", closefd=False) as stream:
-            stream.write(text.encode())
-    except OSError as error:
-        raise SpecError(
-            f"cannot write to standard output: {error.strerror}", "send it somewhere else"
         ) from error

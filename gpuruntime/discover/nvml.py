@@ -191,8 +191,7 @@ def module_version(proc: str = "/proc") -> str | None:
             first = stream.readline(4096)
     except OSError:
         return None
-    found = re.search(r"Kernel Module\b.*?\s([0-9]+(?:\.[0-9]+)+)(?:\s|$)", first)
-    return found[1] if found else None
+    return version.of_module_text(first) or None
 
 
 # From here on: what the child does.

@@ -17,14 +17,19 @@ if TYPE_CHECKING:
 MODULE = "/proc/driver/nvidia/version"
 _MAX_BYTES = 64 << 10
 # "Kernel Module  550.163.01  …", or "Open Kernel Module for x86_64  550.163.01  …".
-_MODULE_VERSION = re.compile(r"Kernel Module(?: for \S+)?\s+([0-9]+(?:\.[0-9]+)+)\s")
+_MODULE_VERSION = re.compile(r"Kernel Module\b.*?\s([0-9]+(?:\.[0-9]+)+)(?:\s|$)")
 _VERSION = re.compile(r"[0-9]+(?:\.[0-9]+)+\Z")
 
 
 def of_module(root: DriverRoot) -> str:
     """Return the version of the loaded module as *root* shows it, "" if it does not."""
     data = root.read(MODULE, _MAX_BYTES) or b""
-    match = _MODULE_VERSION.search(data.decode("utf-8", "replace"))
+    return of_module_text(data.decode("utf-8", "replace"))
+
+
+def of_module_text(text: str) -> str:
+    """Return the version in what the loaded module says of itself, "" if there is none."""
+    match = _MODULE_VERSION.search(text)
     return match[1] if match else ""
 
 

@@ -186,7 +186,7 @@ def test_a_full_disk_is_an_error(specs: Path) -> None:
     finally:
         os.close(full)
     assert done.returncode == 1
-    assert done.stderr.startswith("error: spec: cannot write to standard output: No space left")
+    assert done.stderr.startswith("error: runtime: cannot write to standard output: No space left")
 
 
 def test_without_a_file_it_is_a_usage_error() -> None:

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Print data: what was written in part is an error, as with any other file."""
+
+from __future__ import annotations
+
+from gpuruntime.errors import GpuRuntimeError
+
+
+def write_stdout(text: str) -> None:
+    """Write *text* to standard output; raise GpuRuntimeError if that fails."""
+    try:
+        # Not sys.stdout: what it could not write, it would try again at exit.
+        with open(1, "wb", closefd=False) as stream:
+            stream.write(text.encode())
+    except OSError as error:
+        raise GpuRuntimeError(
+            f"cannot write to standard output: {error.strerror}", "send it somewhere else"
+        ) from error
