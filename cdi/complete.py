@@ -1,8 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Complete device edits from the host: type, major, minor, mode.
+"""Complete device edits from the host: type, major, minor, mode, and how the container gets it.
 
 On the start path; stats nodes and changes nothing on the machine. A node given with its type and
 major is taken as it stands, also where the host has no such node.
+
+In a user namespace nobody can make a device node. runc binds the host's node at the container's
+path there, whatever numbers the config has: with another device at that path on the host, the
+container would get that one, and no error.
+
+What is written is what was seen here. A node that is removed afterwards is an error of the
+low-level runtime, and one that is replaced is not what the cgroup's rule allows.
 """
 
 from __future__ import annotations
@@ -10,24 +17,52 @@ from __future__ import annotations
 import os
 import stat
 
+from cdi.edits import has_user_namespace
 from cdi.errors import CdiError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cdi.wire import DeviceNode, Edits
+    from cdi.wire import DeviceNode, Edits, OciConfig
 
 _TYPES = {stat.S_IFBLK: "b", stat.S_IFCHR: "c", stat.S_IFIFO: "p"}
+# The identity of all ids: the first user namespace (user_namespaces(7)).
+_WHOLE_RANGE = [b"0", b"0", b"4294967295"]
 
 
-def complete(edits: Edits, lstat: Callable[[str], os.stat_result] = os.lstat) -> Edits:
+def in_user_namespace(config: OciConfig, uid_map: str = "/proc/self/uid_map") -> bool:
+    """Tell whether the container of *config* will be in a user namespace, its own or ours.
+
+    *uid_map* tells of ours. The rule is the low-level runtime's own: it decides as well.
+    """
+    if has_user_namespace(config):
+        return True
+    try:
+        with open(uid_map, "rb", 0) as lines:
+            return lines.read().split() != _WHOLE_RANGE
+    except FileNotFoundError:
+        # A kernel without user namespaces.
+        return False
+
+
+def complete(
+    edits: Edits,
+    lstat: Callable[[str], os.stat_result] = os.lstat,
+    *,
+    user_namespace: bool = False,
+) -> Edits:
     """Return *edits* with each device node completed by what *lstat* tells of the host.
 
-    Raises CdiError "host-device-missing", "host-not-a-device" or "host-type-mismatch".
+    With *user_namespace* a node gets `bind` where the host has another device, or none, at the
+    container's path. Raises CdiError "host-device-missing", "host-not-a-device" or
+    "host-type-mismatch".
     """
+    nodes = [_completed(node, lstat) for node in edits.get("deviceNodes") or ()]
+    if user_namespace:
+        nodes = [_existing(node, lstat) for node in nodes]
     completed = dict(edits)
-    completed["deviceNodes"] = [_completed(node, lstat) for node in edits.get("deviceNodes") or ()]
+    completed["deviceNodes"] = nodes
     return completed  # type: ignore[return-value]  # the same members
 
 
@@ -62,3 +97,33 @@ def _completed(node: DeviceNode, lstat: Callable[[str], os.stat_result]) -> Devi
         result["major"] = os.major(status.st_rdev)
         result["minor"] = os.minor(status.st_rdev)
     return result
+
+
+def _existing(node: DeviceNode, lstat: Callable[[str], os.stat_result]) -> DeviceNode:
+    """Return the completed *node* as it can be given where no node can be made."""
+    path = node["path"]
+    host = node.get("hostPath") or path
+    # Two pipes have the same numbers, none: only the path tells which one is meant.
+    if (node["type"] != "p" or path == host) and _is_at(path, node, lstat):
+        return node
+    if path != host and _is_at(host, node, lstat):
+        bound = node.copy()
+        bound["bind"] = True
+        return bound
+    numbers = f"{node['type']} {node.get('major', 0)}:{node.get('minor', 0)}"
+    text = f'"{host}" is no device {numbers}, and in a user namespace none can be made'
+    raise CdiError("host-device-missing", text)
+
+
+def _is_at(path: str, node: DeviceNode, lstat: Callable[[str], os.stat_result]) -> bool:
+    """Tell whether the host has the device of *node*, which is completed, at *path*."""
+    try:
+        status = lstat(path)
+    except (OSError, ValueError):
+        return False
+    kind = _TYPES.get(stat.S_IFMT(status.st_mode))
+    # "u" is an older word for a character device: mknod(1).
+    if kind != node["type"].replace("u", "c"):
+        return False
+    numbers = (os.major(status.st_rdev), os.minor(status.st_rdev))
+    return kind == "p" or numbers == (node.get("major", 0), node.get("minor", 0))

@@ -42,8 +42,37 @@ def describe(edits: Edits) -> list[str]:
     ]
 
 
+def has_user_namespace(config: OciConfig) -> bool:
+    """Tell whether *config* asks for a user namespace, a new one or one that is there."""
+    namespaces = (config.get("linux") or {}).get("namespaces") or ()
+    return any(item.get("type") == "user" for item in namespaces)
+
+
+def allows_all(config: OciConfig) -> bool:
+    """Tell whether the device rules of *config* let the container use every character device.
+
+    As `--privileged` does: then it has every GPU, whatever it asked for. The order counts.
+    """
+    allowed: set[str] = set()
+    for rule in ((config.get("linux") or {}).get("resources") or {}).get("devices") or ():
+        kind = rule.get("type") or "a"
+        if kind == "a":
+            # All devices, whatever numbers and access the rule has: cgroup-v1/devices.rst.
+            allowed = {"r", "w"} if rule.get("allow") else set()
+        elif kind == "c":
+            access = set(str(rule.get("access") or "rwm"))
+            if not rule.get("allow"):
+                # Also of one device: then it is not every one.
+                allowed -= access
+            elif all(rule.get(number) in (None, -1) for number in ("major", "minor")):
+                allowed |= access
+    return allowed >= {"r", "w"}
+
+
 def _describe_node(node: DeviceNode) -> str:
     words = ["device", node["path"]]
+    if node.get("bind"):
+        words.append("bound")
     if node.get("hostPath", node["path"]) != node["path"]:
         words += ["from", node["hostPath"]]
     if "type" in node:
@@ -62,8 +91,11 @@ def apply(edits: Edits, config: OciConfig) -> None:
     for device in edits.get("netDevices") or ():
         network = _section(_section(config, "linux"), "netDevices")
         network[device["hostInterfaceName"]] = {"name": device["name"]}
-    if edits.get("mounts"):
-        _apply_mounts(edits["mounts"], config)
+    is_mapped = has_user_namespace(config)
+    mounts = [_bind(node) for node in edits.get("deviceNodes") or () if node.get("bind")]
+    mounts += [_mount(edit, is_mapped=is_mapped) for edit in edits.get("mounts") or ()]
+    if mounts:
+        _apply_mounts(mounts, config)
     for hook in edits.get("hooks") or ():
         members = ("path", "args", "env", "timeout")
         _list(_section(config, "hooks"), hook["hookName"]).append(
@@ -111,12 +143,21 @@ def _merged_env(env: list[str], edits: list[str]) -> list[str]:
 
 
 def _apply_nodes(nodes: list[DeviceNode], user: dict[str, Any], config: OciConfig) -> None:
-    """Write *nodes* to linux.devices, and for each device its rule to linux.resources.devices."""
+    """Write *nodes* to linux.devices, and for each device its rule to linux.resources.devices.
+
+    A node to bind only gets the rule, and takes the entries of its path away: low-level runtimes
+    make devices after mounts, so that an entry would lie on top.
+    """
     linux = _section(config, "linux")
     devices = _list(linux, "devices")
     slots: list[Any] = list(devices)
     places = _places(devices, "path")
     for node in nodes:
+        _apply_rule(node, linux)
+        if node.get("bind"):
+            path = posixpath.normpath(node["path"])
+            slots = [None if _is_device_at(path, item) else item for item in slots]
+            continue
         device = _device(node, user)
         same = places.setdefault(node["path"], [])
         if same:
@@ -126,8 +167,13 @@ def _apply_nodes(nodes: list[DeviceNode], user: dict[str, Any], config: OciConfi
         else:
             same.append(len(slots))
             slots.append(device)
-        _apply_rule(node, linux)
     devices[:] = [device for device in slots if device is not None]
+
+
+def _is_device_at(path: str, device: dict[str, Any] | None) -> bool:
+    """Tell whether *device* of linux.devices is the one at *path*, which is normalised."""
+    written = (device or {}).get("path")
+    return isinstance(written, str) and posixpath.normpath(written) == path
 
 
 def _places(items: list[Any], member: str) -> dict[str, list[int]]:
@@ -164,22 +210,36 @@ def _apply_rule(node: DeviceNode, linux: dict[str, Any]) -> None:
         _list(_section(linux, "resources"), "devices").append(rule)
 
 
-def _apply_mounts(edits: list[Mount], config: OciConfig) -> None:
+def _bind(node: DeviceNode) -> dict[str, Any]:
+    """Return the mount that gives the container the host's own *node*."""
+    # Not idmapped: devtmpfs cannot be. A nested user namespace may not lift what the mount of the
+    # host's /dev forbids, usually these two: mount_namespaces(7), "locked".
+    return {
+        "destination": node["path"],
+        "source": node["hostPath"],
+        "options": ["rbind", "rprivate", "nosuid", "noexec"],
+    }
+
+
+def _mount(edit: Mount, *, is_mapped: bool) -> dict[str, Any]:
+    """Return the OCI mount of *edit*; *is_mapped*: of a container with id mappings of its own."""
+    mount: dict[str, Any] = {"destination": edit["containerPath"], "source": edit["hostPath"]}
+    if edit.get("type"):
+        mount["type"] = edit["type"]
+    options = list(edit.get("options") or ())
+    if is_mapped:
+        options += _idmap_option(edit.get("type", ""), options)
+    if options:
+        mount["options"] = options
+    return mount
+
+
+def _apply_mounts(added: list[dict[str, Any]], config: OciConfig) -> None:
     """Replace mounts of the same destination, then sort all by depth, stably."""
-    namespaces = (config.get("linux") or {}).get("namespaces") or ()
-    in_user_namespace = any(item.get("type") == "user" for item in namespaces)
     mounts = _list(config, "mounts")
     slots: list[Any] = list(mounts)
     places = _places(mounts, "destination")
-    for edit in edits:
-        mount: dict[str, Any] = {"destination": edit["containerPath"], "source": edit["hostPath"]}
-        if edit.get("type"):
-            mount["type"] = edit["type"]
-        options = list(edit.get("options") or ())
-        if in_user_namespace:
-            options += _idmap_option(edit.get("type", ""), options)
-        if options:
-            mount["options"] = options
+    for mount in added:
         same = places.setdefault(mount["destination"], [])
         if same:
             slots[same.pop(0)] = None

@@ -22,7 +22,8 @@ def inject(
     """Return a copy of *config* with the devices *names* of *registry* added; all or nothing.
 
     Raises CdiError "unresolvable" and those of `complete`. What the host does not tell is taken
-    from *lstat*. Members of *config* that OCI does not have are kept.
+    from *lstat*. Members of *config* that OCI does not have are kept. As with the reference
+    library a node is a device in user namespaces too, where runc chooses it by its path.
     """
     edits = complete(registry.resolve(names), lstat)
     result = copy.deepcopy(config)

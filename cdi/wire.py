@@ -18,6 +18,9 @@ class DeviceNode(TypedDict, total=False):
     permissions: str
     uid: int
     gid: int
+    # Not of the format, and in no document: `cdi.complete` has found that the container can only
+    # have hostPath itself, bound on path.
+    bind: bool
 
 
 class Mount(TypedDict, total=False):

@@ -21,10 +21,17 @@ GRAPHICS = "graphics"
 NGX = "ngx"
 UTILITY = "utility"
 VIDEO = "video"
+# What a container gets that asks for none.
+DEFAULT = (COMPUTE, UTILITY)
 ALL = (COMPAT32, COMPUTE, DISPLAY, GRAPHICS, NGX, UTILITY, VIDEO)
 # A capability without which the one on the left cannot work, or which has the same files.
 _BRINGS = {VIDEO: COMPUTE, DISPLAY: GRAPHICS}
 _ABIS_OF_32_BIT = ("i386", "x32", "arm-hard-float", "arm-soft-float")
+
+
+def closed(wanted: Collection[str]) -> set[str]:
+    """Return *wanted* with the capabilities that these bring."""
+    return {*wanted, *(_BRINGS[name] for name in wanted if name in _BRINGS)}
 
 
 def select(driver: Driver, wanted: Collection[str]) -> Driver:
@@ -33,7 +40,7 @@ def select(driver: Driver, wanted: Collection[str]) -> Driver:
     The libraries are closed over what they need of the driver, within one ABI: graphics brings
     libnvidia-gpucomp, which is for compute. Those of 32 bits are there with `compat32` only.
     """
-    names = {"", *wanted, *(_BRINGS[name] for name in wanted if name in _BRINGS)}
+    names = {"", *closed(wanted)}
     # Files of the two are the same; `display` is not the name of a capability in the table.
     libraries = [
         library
@@ -56,6 +63,19 @@ def select(driver: Driver, wanted: Collection[str]) -> Driver:
         files=tuple(file for file in driver.files if file.capability in names),
         problems=driver.problems,
     )
+
+
+def left_out(driver: Driver, chosen: Driver) -> dict[str, int]:
+    """Return capability → how many files of *driver* it would bring that *chosen* lacks."""
+    there = {library.host_path for library in chosen.libraries}
+    there |= {file.host_path for file in chosen.files}
+    missing = [
+        COMPAT32 if library.abi in _ABIS_OF_32_BIT else library.capability
+        for library in driver.libraries
+        if library.host_path not in there
+    ]
+    missing += [file.capability for file in driver.files if file.host_path not in there]
+    return {name: missing.count(name) for name in missing}
 
 
 def without(driver: Driver, kind: str) -> Driver:

@@ -73,9 +73,9 @@ DEFAULTS: dict[str, Any] = {
     f"{_RUNTIME}-hook.skip-mode-detection": False,
     "nvidia-ctk.path": "nvidia-ctk",
 }
+AUTO, CDI, JIT, LEGACY = "auto", "cdi", "jit-cdi", "legacy"
 # The modes that can be had; every other fails the containers that ask for a GPU, and no more.
-# `auto` means `cdi` as long as that is the only one.
-MODES = ("auto", "cdi")
+MODES = (AUTO, CDI, JIT, LEGACY)
 # The level names of the incumbent → ours.
 LOG_LEVELS = {
     "panic": "error",
@@ -191,10 +191,12 @@ def load(environment: Mapping[str, str], compile_file: Any) -> Config:  # noqa: 
     return Config(compile_file(found[0]) if values is None else values, found[0])
 
 
-def _read_snapshot(expected: list[object]) -> dict[str, Any] | None:
-    """Return the values of the snapshot if it is ours and of the file *expected*, else None."""
+def read_trusted(directory: str, name: str, max_bytes: int) -> dict[str, Any] | None:
+    """Return the JSON object in the file *name* of *directory*, None if there is none to trust."""
     try:
-        fd = os.open(SNAPSHOT, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(
+            f"{directory}/{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        )
     except OSError:
         return None
     try:
@@ -202,16 +204,22 @@ def _read_snapshot(expected: list[object]) -> dict[str, Any] | None:
         if not (
             stat.S_ISREG(status.st_mode)
             and may_trust(status)
-            and may_trust(os.stat(RUN_DIRECTORY))
-            and status.st_size <= MAX_SNAPSHOT_BYTES
+            and may_trust(os.stat(directory))
+            and status.st_size <= max_bytes
         ):
             return None
-        snapshot = json.loads(os.read(fd, MAX_SNAPSHOT_BYTES))
+        found = json.loads(os.read(fd, status.st_size))
     except (OSError, ValueError, RecursionError):
         return None
     finally:
         os.close(fd)
-    if not isinstance(snapshot, dict) or snapshot.get("format") != FORMAT:
+    return found if isinstance(found, dict) else None
+
+
+def _read_snapshot(expected: list[object]) -> dict[str, Any] | None:
+    """Return the values of the snapshot if it is ours and of the file *expected*, else None."""
+    snapshot = read_trusted(RUN_DIRECTORY, posixpath.basename(SNAPSHOT), MAX_SNAPSHOT_BYTES)
+    if snapshot is None or snapshot.get("format") != FORMAT:
         return None
     values = snapshot.get("values")
     if snapshot.get("file") != expected or not isinstance(values, dict):

@@ -40,6 +40,12 @@ class RequestError(GpuRuntimeError):
     phase = "request"
 
 
+class RequirementError(RequestError):
+    """The host does not have what the image requires of it."""
+
+    phase = "requirement"
+
+
 class BundleError(GpuRuntimeError):
     """The bundle's config.json cannot be read unambiguously, or not be replaced."""
 

@@ -9,6 +9,15 @@ from __future__ import annotations
 
 from gpuruntime.record import Record
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# What has nodes of its own beside those of the GPUs, each asked for by itself.
+GDS, MOFED, GDRCOPY, NVSWITCH = "gds", "mofed", "gdrcopy", "nvswitch"
+IMEX, MIG_CONFIG, MIG_MONITOR = "imex", "mig-config", "mig-monitor"
+FEATURES = (GDS, MOFED, GDRCOPY, NVSWITCH, IMEX, MIG_CONFIG, MIG_MONITOR)
+
 
 class MigDevice(Record):
     """A compute instance of a GPU; *index* is NVML's, among those of its GPU."""
@@ -27,12 +36,16 @@ class Gpu(Record):
 
     *minor* is that of its node /dev/nvidia<minor>; *index* is NVML's order. *bus_id* is as sysfs
     spells it, `0000:1a:00.0`, or "" if NVML does not tell. With *mig_enabled* it is used through
-    its *mig_devices* only.
+    its *mig_devices* only. *architecture* is its compute capability, `8.0`, and *brand* is spelled
+    as requirements do, `tesla`; "" if NVML does not tell.
     """
 
-    __slots__ = ("bus_id", "index", "mig_devices", "mig_enabled", "minor", "name", "uuid")
+    __slots__ = (
+        *("architecture", "brand", "bus_id", "index", "mig_devices", "mig_enabled"),
+        *("minor", "name", "uuid"),
+    )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (fields, given by name)
         self,
         *,
         index: int,
@@ -42,6 +55,8 @@ class Gpu(Record):
         bus_id: str = "",
         mig_enabled: bool = False,
         mig_devices: tuple[MigDevice, ...] = (),
+        architecture: str = "",
+        brand: str = "",
     ) -> None:
         self.index = index
         self.uuid = uuid
@@ -50,6 +65,8 @@ class Gpu(Record):
         self.bus_id = bus_id
         self.mig_enabled = mig_enabled
         self.mig_devices = mig_devices
+        self.architecture = architecture
+        self.brand = brand
 
 
 class Node(Record):
@@ -173,11 +190,16 @@ class Driver(Record):
 class Inventory(Record):
     """One machine: its driver, its GPUs with their nodes, its control nodes.
 
-    *management_nodes* are all nodes of the driver, for who looks after the GPUs. *problems* say
-    which GPUs or MIG devices were left out, and why.
+    *management_nodes* are all nodes of the driver, for who looks after the GPUs. *features* has
+    the nodes of each of FEATURES, of which there may be none, and *gds_files* what goes with those
+    of storage. *cuda_version* is the newest that the driver runs, `12.4`, or "" if NVML does not
+    tell. *problems* say which GPUs or MIG devices were left out, and why.
     """
 
-    __slots__ = ("control_nodes", "driver", "gpus", "management_nodes", "problems")
+    __slots__ = (
+        *("control_nodes", "cuda_version", "driver", "features", "gds_files", "gpus"),
+        *("management_nodes", "problems"),
+    )
 
     def __init__(
         self,
@@ -186,10 +208,16 @@ class Inventory(Record):
         gpus: tuple[GpuNodes, ...],
         control_nodes: tuple[Node, ...],
         management_nodes: tuple[Node, ...] = (),
+        features: Mapping[str, tuple[Node, ...]] | None = None,
+        gds_files: tuple[File, ...] = (),
+        cuda_version: str = "",
         problems: tuple[str, ...] = (),
     ) -> None:
         self.driver = driver
         self.gpus = gpus
         self.control_nodes = control_nodes
         self.management_nodes = management_nodes
+        self.features = {**dict.fromkeys(FEATURES, ()), **(features or {})}
+        self.gds_files = gds_files
+        self.cuda_version = cuda_version
         self.problems = problems

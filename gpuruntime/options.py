@@ -100,13 +100,15 @@ OPTIONS = (
         "disable-require",
         "bool",
         default=False,
-        doc="The prestart hook does not check the NVIDIA_REQUIRE_ variables of images.",
+        doc="What images require of the host by NVIDIA_REQUIRE_ variables is not checked.",
+        acts=True,
     ),
     Option(
         "discovery-timeout",
         "integer",
         default=30,
         doc="Seconds that the driver has to answer when GPUs are looked for.",
+        acts=True,
     ),
     Option(
         "health",
@@ -116,6 +118,7 @@ OPTIONS = (
         '"": believe their files.',
         choices=("", "nvml"),
         strict=True,
+        acts=True,
     ),
     Option(
         "missing-gpu",
@@ -125,6 +128,7 @@ OPTIONS = (
         '"warn" lets it start without.',
         choices=("error", "warn"),
         strict=True,
+        acts=True,
     ),
     Option(
         "supported-driver-capabilities",
@@ -132,6 +136,7 @@ OPTIONS = (
         default=",".join(CAPABILITIES),
         doc="The driver capabilities that containers may ask for; "
         "`all` in an image stands for these.",
+        acts=True,
     ),
     Option(
         "swarm-resource",
@@ -184,6 +189,7 @@ OPTIONS = (
         default=None,
         doc="No container gets an IMEX channel.",
         sample=True,
+        acts=True,
     ),
     Option(
         "features.no-additional-gids-for-device-nodes",
@@ -191,6 +197,7 @@ OPTIONS = (
         default=None,
         doc="The groups of device nodes are not given to the container's process.",
         sample=True,
+        acts=True,
     ),
     Option(
         f"{_CLI}.debug",
@@ -222,7 +229,8 @@ OPTIONS = (
         f"{_CLI}.load-kmods",
         "bool",
         default=True,
-        doc="Load kernel modules and make device nodes where they are missing.",
+        doc="Have the driver load its modules and make device nodes where one is missing.",
+        acts=True,
     ),
     Option(
         f"{_CLI}.no-cgroups",
@@ -251,6 +259,7 @@ OPTIONS = (
         default="",
         doc="The driver root: where the driver's files are; / by default.",
         sample="/run/nvidia/driver",
+        acts=True,
     ),
     Option(
         f"{_CLI}.user",
@@ -281,7 +290,9 @@ OPTIONS = (
         f"{_RUNTIME}.mode",
         "string",
         default="auto",
-        doc='"cdi": devices come from the CDI specs in spec-dirs. "auto" is the same today.',
+        doc='"cdi": devices come from the CDI specs in spec-dirs; "jit-cdi": from the machine '
+        'as it is; "legacy": a prestart hook brings the files. '
+        '"auto" is cdi for names of CDI, jit-cdi for others.',
         choices=("auto", "cdi", "jit-cdi", "legacy", "csv"),
         acts=True,
     ),
@@ -336,6 +347,7 @@ OPTIONS = (
         '"all": every file of the driver.',
         choices=("env", "all"),
         strict=True,
+        acts=True,
     ),
     Option(
         f"{_MODES}.jit-cdi.nvcdi-disable-hooks",
@@ -343,6 +355,7 @@ OPTIONS = (
         default=[],
         doc='Steps in the container that are left out, by the name of their hook, or "all".',
         choices=HOOKS,
+        acts=True,
     ),
     Option(
         f"{_MODES}.jit-cdi.nvcdi-feature-flags",
@@ -350,6 +363,7 @@ OPTIONS = (
         default=[],
         doc="Feature flags, as for `gpuruntime cdi generate --feature-flag`.",
         choices=FLAGS,
+        acts=True,
     ),
     Option(
         f"{_MODES}.legacy.cuda-compat-mode",
@@ -363,7 +377,8 @@ OPTIONS = (
         f"{_RUNTIME}-hook.path",
         "string",
         default="nvidia-container-runtime-hook",
-        doc="The prestart hook of the mode legacy.",
+        doc="The prestart hook of the mode legacy, by its absolute path; ours by default.",
+        acts=True,
     ),
     Option(
         f"{_RUNTIME}-hook.skip-mode-detection",
@@ -375,7 +390,8 @@ OPTIONS = (
         "nvidia-ctk.path",
         "string",
         default="nvidia-ctk",
-        doc="The program that hooks call.",
+        doc="The program that hooks call, by its absolute path; gpu-cdi-hook by default.",
+        acts=True,
     ),
 )
 BY_KEY = {option.key: option for option in OPTIONS}

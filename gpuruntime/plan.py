@@ -35,16 +35,21 @@ LDCACHE = "update-ldcache"
 PARAMS = "disable-device-node-modification"
 PROFILE = "update-application-profile"
 CHMOD = "chmod"
+ALL_HOOKS = "all"
 # In the order in which they are to run.
 HOOKS = (LINKS, COMPAT, LDCACHE, PARAMS, PROFILE, CHMOD)
 _CHMOD_DIRECTORIES = ("/dev/dri", "/dev/nvidia-caps")
+# Programs under these names know the incumbent's hooks only.
+_SEPARATE_ONLY = ("nvidia-cdi-hook", "nvidia-ctk")
 
 
 class Style(Record):
     """How edits are written: the host *path* of the hook, and the steps of it to leave out.
 
-    *separate*: one hook a step. *ldconfig* is handed to the step that updates the loader's cache,
-    "" if it is to choose. *groups*: with the groups of device nodes.
+    Of *disabled*, ALL_HOOKS is every step; what is *enabled* stays, and CHMOD only then.
+    *separate*: one hook a step, as also for a program of the incumbent's. *ldconfig* is handed to
+    the step that updates the loader's cache, "" if it is to choose. *groups*: with the groups of
+    device nodes.
     """
 
     __slots__ = ("disabled", "groups", "ldconfig", "path", "separate")
@@ -53,15 +58,17 @@ class Style(Record):
         self,
         path: str,
         *,
-        disabled: Collection[str] = (CHMOD,),
+        disabled: Collection[str] = (),
+        enabled: Collection[str] = (),
         separate: bool = False,
         ldconfig: str = "",
         groups: bool = False,
     ) -> None:
         self.path = path
         self.groups = groups
-        self.disabled = frozenset(disabled)
-        self.separate = separate
+        off = HOOKS if ALL_HOOKS in disabled else (*disabled, CHMOD)
+        self.disabled = frozenset(off) - frozenset(enabled)
+        self.separate = separate or posixpath.basename(path) in _SEPARATE_ONLY
         self.ldconfig = ldconfig
 
 
@@ -78,7 +85,7 @@ def common_edits(
     ]
     hooks = _separate_hooks if style.separate else _combined_hook
     return {
-        **_node_edits(nodes, style),
+        **node_edits(nodes, style),
         # Whoever finds it knows that the driver is in place already.
         "env": ["NVIDIA_VISIBLE_DEVICES=void"],
         "mounts": sorted(
@@ -95,7 +102,7 @@ def device_edits(device: resolve.Device, style: Style) -> Edits:
         nodes += device.gpu.drm
     else:
         nodes += device.mig[1:]
-    edits = _node_edits(nodes, style)
+    edits = node_edits(nodes, style)
     hooks = []
     if style.separate and device.mig is None and device.gpu.links:
         hooks.append(_hook(style, LINKS, _link_words(device.gpu.links)))
@@ -123,12 +130,12 @@ def named_devices(
             if name:
                 named.setdefault(name, edits)
     if with_all and named and resolve.ALL not in named:
-        named[resolve.ALL] = _merged(named.values())
+        named[resolve.ALL] = merged(named.values())
     return list(named.items())
 
 
-def _merged(parts: Iterable[Edits]) -> Edits:
-    """Return everything that *parts* have, each thing once."""
+def merged(parts: Iterable[Edits]) -> Edits:
+    """Return everything that *parts* have, each thing once, device nodes sorted."""
     merged: dict[str, dict[str, Any]] = {}
     for part in parts:
         for member, items in part.items():
@@ -141,6 +148,16 @@ def _merged(parts: Iterable[Edits]) -> Edits:
     return result  # type: ignore[return-value]  # the members are those of edits
 
 
+def node_edits(nodes: Iterable[Node], style: Style) -> Edits:
+    """Return what a container gets that may use *nodes*."""
+    nodes = list(nodes)
+    edits: Edits = {"deviceNodes": [_node(node) for node in nodes]}
+    groups = sorted({node.group for node in nodes} - {0})
+    if style.groups and groups:
+        edits["additionalGids"] = groups
+    return edits
+
+
 def empty_device() -> Edits:
     """Return the edits of the device `none`: the driver alone, but a device has to have edits."""
     return {"env": ["NVCT_EMPTY_DEVICE="]}
@@ -148,7 +165,7 @@ def empty_device() -> Edits:
 
 def management_edits(nodes: Sequence[Node], style: Style) -> Edits:
     """Return the edits of the one device of management mode: every node of the driver."""
-    edits = _node_edits(nodes, style)
+    edits = node_edits(nodes, style)
     chmod = _hook(style, CHMOD, _chmod_words(nodes)) if style.separate else None
     if chmod is not None:
         edits["hooks"] = [chmod]
@@ -171,15 +188,6 @@ def links(driver: Driver) -> list[str]:
     for file in driver.files:
         found.update(dict.fromkeys(file.links))
     return list(found)
-
-
-def _node_edits(nodes: Iterable[Node], style: Style) -> Edits:
-    nodes = list(nodes)
-    edits: Edits = {"deviceNodes": [_node(node) for node in nodes]}
-    groups = sorted({node.group for node in nodes} - {0})
-    if style.groups and groups:
-        edits["additionalGids"] = groups
-    return edits
 
 
 def _node(node: Node) -> DeviceNode:

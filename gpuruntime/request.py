@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a container asks for, and may: its OCI config and the operator's policy → devices; pure.
+"""What a container asks for, and may: its OCI config and the operator's config → a request; pure.
 
-On the start path. The image may ask, by variables, labels and mounts; only the policy grants.
-What it writes is data here, never a path or a pattern.
+On the start path. The image may ask, by variables, labels and mounts; only the operator grants.
 """
 
 from __future__ import annotations
@@ -11,236 +10,290 @@ import posixpath
 import re
 
 from cdi import names
-from gpuruntime.errors import RequestError
+from gpuruntime import config as settings
+from gpuruntime import extras
+from gpuruntime.container import MOUNT_ROOT, Container, checked, shortened
+from gpuruntime.errors import ConfigError, RequestError
 from gpuruntime.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from typing import Any
 
     from cdi.wire import OciConfig
+    from gpuruntime.config import Config
+    from gpuruntime.container import Ignored
+    from gpuruntime.extras import Extras
 
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
-# A mount of /dev/null below here asks for the device that the rest of its destination names.
-MOUNT_ROOT = "/var/run/nvidia-container-devices"
+# Devices of this kind are not looked up in a spec: they are those that the machine has now.
+AUTOMATIC_KIND = "runtime.nvidia.com/gpu"
 # Every device of the host, for who looks after them: not what an image may ask for by itself.
 MANAGEMENT_VENDOR = "management.nvidia.com"
 OUR_VENDORS = ("nvidia.com", "runtime.nvidia.com", MANAGEMENT_VENDOR)
-MAX_REQUEST_CHARS = 64 << 10
+# Prestart hooks that would inject a second time, where an engine has added one.
+ENGINE_HOOKS = (
+    *("nvidia-container-runtime-hook", "nvidia-container-toolkit"),
+    "gpu-container-runtime-hook",
+)
 MAX_REQUESTS = 10_000
+ANNOTATIONS, MOUNTS, ENVIRONMENT, IMAGE = "annotations", "mounts", "environment", "image"
 _ESCAPE = re.compile(rb"\\u00([2-7][0-9A-Fa-f])")
 _WORD = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-./=:")
 
 
-class Policy(Record):
-    """What the operator allows.
-
-    *default_kind* is that of names without a kind. *env_when_unprivileged*: variables count in
-    containers without CAP_SYS_ADMIN too. *mounts*: requests by mounts count. *swarm*: variables
-    that stand in for NVIDIA_VISIBLE_DEVICES. *annotations*: prefixes of keys whose values ask.
-    """
-
-    __slots__ = ("annotations", "default_kind", "env_when_unprivileged", "mounts", "swarm")
-
-    def __init__(
-        self,
-        default_kind: str,
-        *,
-        env_when_unprivileged: bool = True,
-        mounts: bool = False,
-        swarm: tuple[str, ...] = (),
-        annotations: tuple[str, ...] = ("cdi.k8s.io/",),
-    ) -> None:
-        self.default_kind = default_kind
-        self.env_when_unprivileged = env_when_unprivileged
-        self.mounts = mounts
-        self.swarm = swarm
-        self.annotations = annotations
-
-
 class Request(Record):
-    """Devices by qualified name, in order, each once; none of them with *driver_only*.
+    """What a container is to get; false if that is nothing.
 
-    *ignored* are sentences about what was asked for and does not count.
+    *mode* is one of config.MODES, resolved, "" without a request. *source* says where the devices
+    are asked for: ANNOTATIONS, MOUNTS, ENVIRONMENT, or IMAGE, one of an old CUDA, by having no
+    variable of ours. *devices* are names, each once: qualified ones, or in the legacy mode as
+    asked. With *driver_only* there are none. *ignored* is what does not count, and why.
     """
 
-    __slots__ = ("devices", "driver_only", "ignored")
+    __slots__ = ("devices", "driver_only", "extras", "ignored", "mode", "source")
 
     def __init__(
         self,
-        devices: tuple[str, ...],
+        mode: str = "",
+        source: str = "",
+        devices: tuple[str, ...] = (),
+        extras: Extras = extras.Extras(),  # noqa: B008 (never changed)
         *,
         driver_only: bool = False,
-        ignored: tuple[str, ...] = (),
+        ignored: tuple[Ignored, ...] = (),
     ) -> None:
+        self.mode = mode
+        self.source = source
         self.devices = devices
+        self.extras = extras
         self.driver_only = driver_only
         self.ignored = ignored
 
     def __bool__(self) -> bool:
         return bool(self.devices) or self.driver_only
 
+    @property
+    def is_automatic(self) -> bool:
+        """Whether the devices are those that the machine has now, rather than a spec's."""
+        return _is_automatic(self.mode, self.devices)
 
-def triggers(policy: Policy) -> tuple[bytes, ...]:
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The devices, without a kind."""
+        return _ids(self.mode, self.devices)
+
+
+def triggers(config: Config) -> tuple[bytes, ...]:
     """Return byte strings without any of which a config.json asks for nothing."""
-    words = ["NVIDIA_", "CUDA_VERSION", *policy.swarm, *policy.annotations]
-    if policy.mounts:
-        words.append(posixpath.basename(MOUNT_ROOT))
-    return tuple(word.encode() for word in words if word)
+    found = [
+        *("NVIDIA_", "CUDA_VERSION", "nvidia.com/", posixpath.basename(MOUNT_ROOT)),
+        *ENGINE_HOOKS,
+        *config.swarm,
+        *config.annotation_prefixes,
+    ]
+    return tuple(word.encode() for word in found if word)
 
 
-def may_ask(data: bytes, policy: Policy) -> bool:
+def may_ask(data: bytes, config: Config) -> bool:
     """Tell whether the bytes of a config.json may contain a request at all; errs towards True."""
-    if any(word in data for word in triggers(policy)):
+    if any(word in data for word in triggers(config)):
         return True
     # A trigger may be spelled with escapes; what Go escapes by habit (<, >, &) is harmless.
     return any(int(match.group(1), 16) in _WORD for match in _ESCAPE.finditer(data))
 
 
-def from_oci(config: OciConfig, policy: Policy) -> Request:
-    """Return the request of *config*: by annotations, else by mounts, else by variables.
+def from_oci(document: OciConfig, config: Config) -> Request:
+    """Return the request of *document*: by annotations, else by mounts, else by variables.
 
     Of variables, unset, empty and `void` ask for nothing, `none` for the driver alone, `all` for
-    every GPU. Raises RequestError for what cannot be read, or is not to be had by asking.
+    every GPU. Raises RequestError for what cannot be read, or is not to be had by asking, and
+    ConfigError if there is a request and no such mode.
     """
-    environment = _environment(config)
-    ignored: list[str] = []
+    container = Container(document, config)
+    source, asked = _asked(container)
+    if not asked:
+        return Request(ignored=tuple(container.ignored))
+    if container.malformed is not None:
+        raise RequestError(
+            f'invalid environment variable: "{shortened(container.malformed)}"',
+            "write it as NAME=VALUE",
+        )
+    mode = _mode(asked, config)
+    driver_only = source == ENVIRONMENT and asked == ["none"]
+    devices = () if driver_only else _devices(asked, mode, container)
+    if _is_automatic(mode, devices):
+        ids = _ids(mode, devices)
+        more = extras.read(container, ids, unknown_is_error=mode == settings.LEGACY)
+    else:
+        more = extras.none(container)
+    return Request(
+        mode, source, devices, more, driver_only=driver_only, ignored=tuple(container.ignored)
+    )
+
+
+def is_ours(name: str, config: Config) -> bool:
+    """Tell whether *name*, plain or qualified, is one that this program gives devices for."""
+    if not names.is_qualified(name):
+        return True
+    kind = name.partition("=")[0]
+    return kind == config.default_kind or kind.partition("/")[0] in OUR_VENDORS
+
+
+def _asked(container: Container) -> tuple[str, list[str]]:
+    """Return the source that counts and the names that it has, as they are written there."""
     # Whoever injected already has left this: asking twice must not give more.
-    injected = "void" in _tokens(environment.get(VISIBLE_DEVICES, ""))
-    for source, asked in (
-        ("annotations", _from_annotations(config, policy)),
-        ("mounts", _from_mounts(config)),
+    injected = "void" in container.words(VISIBLE_DEVICES)
+    counts: tuple[str, list[str]] = "", []
+    for source, found in (
+        (ANNOTATIONS, _from_annotations(container)),
+        (MOUNTS, _from_mounts(container)),
+        _from_environment(container),
     ):
+        asked = found
+        if injected:
+            asked = [name for name in found if not is_ours(name, container.config)]
+            if len(asked) < len(found):
+                container.ignore(_where(source), found, "the devices have been added already")
         if not asked:
             continue
-        if source == "mounts" and not policy.mounts:
-            ignored.append(f"devices asked for by mounts are not allowed: {_shown(asked)}")
-            continue
-        found = [_qualified(name, policy) for name in asked]
-        if injected:
-            others = [name for name in found if not _is_ours(name, policy)]
-            if len(others) < len(found):
-                ignored.append(f"devices are there already; {source} ask for {_shown(asked)}")
-            found = others
-        if found:
-            return _request(found, config, policy, ignored)
-    return _from_environment(environment, config, policy, ignored)
+        if counts[1]:
+            container.ignore(_where(source), asked, f"{counts[0]} go before it")
+        elif source == MOUNTS and not container.config.accept_mounts:
+            container.ignore_mounts(asked)
+        elif source == ANNOTATIONS and not _is_for_specs(asked, container.config):
+            container.ignore(source, asked, "annotations count in the mode cdi only")
+        elif source in (ENVIRONMENT, IMAGE) and not container.may_use_variables:
+            container.ignore_unprivileged(_where(source), asked)
+        else:
+            counts = source, asked
+    return counts
 
 
-def _from_environment(
-    environment: dict[str, str], config: OciConfig, policy: Policy, ignored: list[str]
-) -> Request:
-    there = [name for name in policy.swarm if name in environment]
-    if there:
-        tokens = [token for name in there for token in _tokens(environment[name])]
-    elif VISIBLE_DEVICES in environment:
-        tokens = _tokens(environment[VISIBLE_DEVICES])
-    elif environment.get("CUDA_VERSION") and not environment.get("NVIDIA_REQUIRE_CUDA"):
-        # Images of CUDA before 8 ask for every GPU by having no variable of ours.
-        tokens = ["all"]
-    else:
-        tokens = []
-    if not tokens or "void" in tokens:
-        return Request((), ignored=tuple(ignored))
-    if not (policy.env_when_unprivileged or _is_privileged(config)):
-        what = f"devices asked for by variables in an unprivileged container: {_shown(tokens)}"
-        return Request((), ignored=(*ignored, what))
-    special = next((token for token in tokens if token in ("all", "none")), None)
-    if special == "none":
-        return Request((), driver_only=True, ignored=tuple(ignored))
-    if special:
-        tokens = [special]
-    return _request([_qualified(token, policy) for token in tokens], config, policy, ignored)
+def _where(source: str) -> str:
+    return VISIBLE_DEVICES if source in (ENVIRONMENT, IMAGE) else source
 
 
-def _request(found: list[str], config: OciConfig, policy: Policy, ignored: list[str]) -> Request:
-    if len(found) > MAX_REQUESTS:
-        raise RequestError(f"{len(found)} devices are asked for", "name the devices once, or all")
-    if not policy.default_kind.startswith(f"{MANAGEMENT_VENDOR}/") and not _is_privileged(config):
-        for name in found:
-            if name.startswith(f"{MANAGEMENT_VENDOR}/"):
-                raise RequestError(
-                    f'"{name}" is for privileged containers',
-                    'ask for devices of "nvidia.com/gpu", or run the container privileged',
-                )
-    return Request(tuple(dict.fromkeys(found)), ignored=tuple(ignored))
-
-
-def _from_annotations(config: OciConfig, policy: Policy) -> list[str]:
-    annotations: Any = config.get("annotations") or {}
-    if not policy.annotations or not isinstance(annotations, dict):
+def _from_annotations(container: Container) -> list[str]:
+    annotations: Any = container.document.get("annotations") or {}
+    prefixes = container.config.annotation_prefixes
+    if not prefixes or not isinstance(annotations, dict):
         return []
     found: list[str] = []
     for key in sorted(annotations):
-        if key.startswith(policy.annotations):
+        if key.startswith(prefixes):
             value = annotations[key]
             if not isinstance(value, str):
-                raise RequestError(f'the annotation "{key}" is not a string', "give it names")
-            found += [name for name in _checked(value, key).split(",") if name]
+                raise RequestError(
+                    f'the annotation "{shortened(key)}" is not a string', "give it names"
+                )
+            found += [name for name in checked(value, key).split(",") if name]
     return found
 
 
-def _from_mounts(config: OciConfig) -> list[str]:
+def _from_mounts(container: Container) -> list[str]:
     found: dict[str, None] = {}
-    for mount in config.get("mounts") or ():
-        source = mount.get("source")
-        if not isinstance(source, str) or posixpath.normpath(source or ".") != "/dev/null":
-            continue
-        place = posixpath.normpath(mount.get("destination") or ".")
-        if not place.startswith(f"{MOUNT_ROOT}/"):
-            continue
-        name = _checked(place[len(MOUNT_ROOT) :].strip("/"), "a mount's destination")
+    for name in container.mount_names():
         kind, _, rest = name.partition("/")
         if kind == "imex":
-            # Not a device of CDI.
+            # Not a device.
             continue
+        device = name
         if kind == "cdi":
             vendor, _, rest = rest.partition("/")
-            cls, separator, device = rest.partition("/")
-            name = f"{vendor}/{cls}={device}" if separator else f"{vendor}/{rest}"
-            if not names.is_qualified(name):
+            cls, separator, last = rest.partition("/")
+            device = f"{vendor}/{cls}={last}" if separator else f"{vendor}/{rest}"
+            if not names.is_qualified(device):
+                container.ignore(MOUNTS, [name], "that is no name of CDI")
                 continue
-        found[name] = None
+        found[device] = None
     return list(found)
 
 
-def _tokens(value: str) -> list[str]:
-    return [token for token in (part.strip() for part in value.split(",")) if token]
+def _from_environment(container: Container) -> tuple[str, list[str]]:
+    """Return the source and the names that variables ask for."""
+    source = ENVIRONMENT
+    swarm = [name for name in container.config.swarm if name in container.environment]
+    if swarm:
+        asked = [word for name in swarm for word in container.words(name)]
+    elif VISIBLE_DEVICES in container.environment:
+        asked = container.words(VISIBLE_DEVICES)
+    elif container.is_old_image:
+        # Images of CUDA before 8 ask for every GPU by having no variable of ours.
+        source, asked = IMAGE, ["all"]
+    else:
+        asked = []
+    if "void" in asked:
+        return source, []
+    special = next((word for word in asked if word in ("all", "none")), None)
+    return source, [special] if special else asked
 
 
-def _shown(asked: Iterable[str]) -> str:
-    """Return the first of the names that an image wrote."""
-    return ", ".join(f'"{name[:64]}"' for name in list(asked)[:8])
+def _is_for_specs(asked: list[str], config: Config) -> bool:
+    """Tell whether the names *asked* are looked up in CDI specs."""
+    if config.mode == settings.AUTO:
+        return all(map(names.is_qualified, asked))
+    return config.mode == settings.CDI
 
 
-def _checked(value: str, where: str) -> str:
-    if len(value) > MAX_REQUEST_CHARS:
-        raise RequestError(f"{where} has {len(value)} characters", "name the devices, or use all")
-    return value
+def _mode(asked: list[str], config: Config) -> str:
+    """Return the mode for the names *asked*; raise ConfigError if there is none."""
+    mode = config.mode
+    if mode == settings.AUTO:
+        return settings.CDI if _is_for_specs(asked, config) else settings.JIT
+    if mode in settings.MODES:
+        return mode
+    what = "not there yet" if mode == "csv" else "not a mode"
+    where = f'"{config.path}": ' if config.path else ""
+    raise ConfigError(
+        f'{where}the mode "{mode}" is {what}',
+        f"set nvidia-container-runtime.mode to one of {', '.join(settings.MODES)}",
+    )
 
 
-def _qualified(token: str, policy: Policy) -> str:
-    return token if names.is_qualified(token) else f"{policy.default_kind}={token}"
+def _devices(asked: list[str], mode: str, container: Container) -> tuple[str, ...]:
+    """Return the names of *asked* as *mode* has them; raise RequestError."""
+    if len(asked) > MAX_REQUESTS:
+        raise RequestError(f"{len(asked)} devices are asked for", "name the devices once, or all")
+    found = asked
+    if mode != settings.LEGACY:
+        kind = container.config.default_kind if mode == settings.CDI else AUTOMATIC_KIND
+        found = [name if names.is_qualified(name) else f"{kind}={name}" for name in asked]
+    _check_management(found, container)
+    automatic = [name for name in found if _is_automatic_name(name)]
+    if mode != settings.LEGACY and 0 < len(automatic) < len(found):
+        other = next(name for name in found if not _is_automatic_name(name))
+        raise RequestError(
+            f'"{shortened(automatic[0])}" cannot be had beside "{shortened(other)}": the devices '
+            "of vendor 'runtime.nvidia.com' are not supported with other CDI devices",
+            'name all devices by one kind, as "nvidia.com/gpu"',
+        )
+    return tuple(dict.fromkeys(found))
 
 
-def _is_ours(name: str, policy: Policy) -> bool:
-    kind = name.partition("=")[0]
-    return kind == policy.default_kind or kind.partition("/")[0] in OUR_VENDORS
+def _check_management(found: list[str], container: Container) -> None:
+    prefix = f"{MANAGEMENT_VENDOR}/"
+    if container.is_privileged or container.config.default_kind.startswith(prefix):
+        return
+    for name in found:
+        if name.startswith(prefix):
+            raise RequestError(
+                f'"{shortened(name)}" is for privileged containers',
+                'ask for devices of "nvidia.com/gpu", or run the container privileged',
+            )
 
 
-def _is_privileged(config: OciConfig) -> bool:
-    """Tell whether the container has CAP_SYS_ADMIN to lose."""
-    capabilities = (config.get("process") or {}).get("capabilities")
-    bounding = capabilities.get("bounding") if isinstance(capabilities, dict) else None
-    return isinstance(bounding, list) and "CAP_SYS_ADMIN" in bounding
+def _is_automatic(mode: str, devices: tuple[str, ...]) -> bool:
+    if not devices:
+        return mode != settings.CDI
+    return mode == settings.LEGACY or _is_automatic_name(devices[0])
 
 
-def _environment(config: OciConfig) -> dict[str, str]:
-    """Return the container's variables; of repeats the last counts, as with runc."""
-    found = {}
-    for entry in (config.get("process") or {}).get("env") or ():
-        name, equals, value = entry.partition("=")
-        if equals:
-            found[name] = _checked(value, name) if name == VISIBLE_DEVICES else value
-    return found
+def _is_automatic_name(name: str) -> bool:
+    return name.startswith(f"{AUTOMATIC_KIND}=")
+
+
+def _ids(mode: str, devices: tuple[str, ...]) -> tuple[str, ...]:
+    if mode == settings.LEGACY:
+        return devices
+    return tuple(name.partition("=")[2] for name in devices)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Device ids and GPUs → the devices that are meant, and the names that each can have; pure.
 
-On the start path. What an id may be is the incumbent's `--device-id`: `all`, `none`, an index
-`N` or `N:M`, a UUID `GPU-…`, `MIG-…`, or `MIG-GPU-…/<gi>/<ci>` of older drivers.
+On the start path. An id is `all`, `none`, an index `N`, or `N:M` and `N/M` of a MIG device, a UUID
+`GPU-…`, `MIG-…` or the start of one, `MIG-GPU-…/<gi>/<ci>` of older drivers, or a PCI address.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ STRATEGIES = (INDEX, UUID, TYPE_INDEX)
 # A workstation's GPU that only drives its monitors, and that no container is to compute on.
 DISPLAY_ONLY = ("DGX Display", "NVIDIA DGX Display")
 _INDEX = re.compile(r"[0-9]{1,9}\Z")
-_MIG_INDEX = re.compile(r"([0-9]{1,9}):([0-9]{1,9})\Z")
+_MIG_INDEX = re.compile(r"([0-9]{1,9})[:/]([0-9]{1,9})\Z")
 _HEX = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
-_UUID = re.compile(rf"(?:GPU|MIG)-{_HEX}\Z", re.IGNORECASE)
-_OLD_MIG_UUID = re.compile(rf"MIG-(GPU-{_HEX})/([0-9]+)/([0-9]+)\Z", re.IGNORECASE)
+_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f][0-9a-f-]{0,35}\Z", re.IGNORECASE)
+_OLD_MIG_UUID = re.compile(rf"MIG-(GPU-{_HEX})/([0-9]{{1,9}})/([0-9]{{1,9}})\Z", re.IGNORECASE)
+# The domain has 4 digits, 8 as NVML has it, or is left out where it is 0.
+_PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\Z", re.IGNORECASE)
+_HINT = 'list the devices with "nvidia-smi -L"'
 
 
 class Device(Record):
@@ -93,35 +96,50 @@ def _mig_devices(gpus: list[GpuNodes]) -> list[Device]:
 
 def _one(name: str, gpus: list[GpuNodes]) -> Device:
     candidates = [*(Device(gpu) for gpu in gpus), *_mig_devices(gpus)]
+    found = _matching(name, candidates)
+    if not found:
+        there = ", ".join(device.name(INDEX) for device in candidates) or "none"
+        raise UnresolvedDeviceError(
+            f'there is no device "{_shortened(name)}"; devices here: {there}', _HINT
+        )
+    if len(found) > 1:
+        several = ", ".join(f'"{device.uuid}"' for device in found)
+        raise RequestError(
+            f'"{name}" is the start of several UUIDs: {several}', "write more of it"
+        )
+    return found[0]
+
+
+def _matching(name: str, candidates: list[Device]) -> list[Device]:
+    """Return those of *candidates* that *name* means; raise RequestError if it is no id."""
+    if _INDEX.match(name) or _MIG_INDEX.match(name):
+        # Without leading zeros, which no name has.
+        plain = ":".join(str(int(part)) for part in name.replace("/", ":").split(":"))
+        return [device for device in candidates if device.name(INDEX) == plain]
+    low = name.lower()
+    exact = [device for device in candidates if device.uuid and device.uuid.lower() == low]
+    if exact:
+        return exact[:1]
     old = _OLD_MIG_UUID.match(name)
     if old:
-        for device in candidates:
-            if device.mig is not None and _old_uuid(device) == (
-                old[1].lower(),
-                int(old[2]),
-                int(old[3]),
-            ):
-                return device
-    elif _INDEX.match(name) or _MIG_INDEX.match(name):
-        # Without leading zeros, which no name has.
-        plain = ":".join(str(int(part)) for part in name.split(":"))
-        for device in candidates:
-            if device.name(INDEX) == plain:
-                return device
-    elif _UUID.match(name):
-        for device in candidates:
-            if device.uuid.lower() == name.lower():
-                return device
-    else:
-        raise RequestError(
-            f'"{name}" is neither an index nor a UUID of a device',
-            'list the devices with "nvidia-smi -L"',
-        )
-    there = ", ".join(device.name(INDEX) for device in candidates) or "none"
-    raise UnresolvedDeviceError(
-        f'there is no device "{name}"; devices here: {there}',
-        'list the devices with "nvidia-smi -L"',
+        wanted = old[1].lower(), int(old[2]), int(old[3])
+        return [device for device in candidates if device.mig and _old_uuid(device) == wanted]
+    if _UUID.match(name):
+        return [device for device in candidates if device.uuid.lower().startswith(low)]
+    pci = _PCI.match(name)
+    if pci:
+        bus_id = f"{int(pci[1] or '0', 16):04x}:{pci[2].lower()}"
+        return [
+            device for device in candidates if not device.mig and device.gpu.gpu.bus_id == bus_id
+        ]
+    raise RequestError(
+        f'"{_shortened(name)}" is neither an index nor a UUID nor a PCI address of a device', _HINT
     )
+
+
+def _shortened(name: str) -> str:
+    # An image may have written it.
+    return name if len(name) <= 64 else f"{name[:64]}..."
 
 
 def _old_uuid(device: Device) -> tuple[str, int, int]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The runtime in front of the low-level runtime: add what a `create` asks for, then become it.
 
-On the start path; reads from the top: parse, resolve, complete, apply, store, exec. In this role
+On the start path; reads from the top: parse, decide, apply, store, exec. In this role
 we are transparent: the engine's environment, descriptors, directory and signals reach the
 low-level runtime as they came. The hooks, which trust nothing, share none of this.
 """
@@ -13,18 +13,13 @@ import signal
 import sys
 
 from cdi import registry
-from cdi.complete import complete
-from cdi.edits import apply, describe
+from cdi.complete import in_user_namespace
+from cdi.edits import describe
 from cdi.errors import CdiError
 from gpuruntime import config as settings
-from gpuruntime import request, slowpath
-from gpuruntime.errors import (
-    ConfigError,
-    GpuRuntimeError,
-    UnresolvedDeviceError,
-    bug,
-    escape,
-)
+from gpuruntime import injection, programs, request, slowpath
+from gpuruntime.errors import ConfigError, GpuRuntimeError, bug, escape
+from gpuruntime.inventory_cache import InventoryCache
 from gpuruntime.log import Log
 from gpuruntime.oci import argv, lowlevel
 from gpuruntime.oci.bundle import CONFIG_NAME, Bundle
@@ -32,17 +27,14 @@ from gpuruntime.trust import may_trust
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Any
 
     from cdi.registry import Registry
-    from cdi.wire import Edits
     from gpuruntime.config import Config
+    from gpuruntime.injection import Host
+    from gpuruntime.model import Inventory
     from gpuruntime.oci.argv import Command
 
-# A hint names the devices by index, not each by its UUID as well.
-MAX_NAMES_IN_HINT = 20
-MAX_NAME_IN_HINT = 32
 # Set by CPython at its start; the launcher tells whether they were ignored before.
 _IGNORED_BITS = ((1, signal.SIGPIPE), (2, signal.SIGXFSZ))
 
@@ -64,7 +56,7 @@ def main(cli_python: str) -> None:
         log.debug_file = config.debug
         runtime = lowlevel.find(config.runtimes, os.environ.get("PATH"), identity, log.warning)
         if command.creates:
-            inject(command, config, cli_python, log)
+            inject(command, config, ShimHost(config, cli_python, launcher, log), log)
         _restore(int(ignored))
         lowlevel.execute(runtime, arguments)
     except GpuRuntimeError as error:
@@ -75,7 +67,7 @@ def main(cli_python: str) -> None:
         sys.exit(1)
 
 
-def inject(command: Command, config: Config, cli_python: str, log: Log) -> None:
+def inject(command: Command, config: Config, host: Host, log: Log) -> None:
     """Add the devices that the bundle's container asks for to its config.json.
 
     Raises GpuRuntimeError, with config.json untouched, if they cannot be given.
@@ -84,82 +76,76 @@ def inject(command: Command, config: Config, cli_python: str, log: Log) -> None:
     directory, name = os.path.split(command.config or "")
     bundle = Bundle(directory, name) if name else Bundle(command.bundle or "", CONFIG_NAME)
     document, doubt = bundle.parse()
-    policy = request.Policy(
-        config.default_kind,
-        env_when_unprivileged=config.accept_environment,
-        mounts=config.accept_mounts,
-        swarm=config.swarm,
-        annotations=config.annotation_prefixes,
-    )
-    if not request.may_ask(bundle.data, policy):
+    if not request.may_ask(bundle.data, config):
         return
     if doubt is not None:
         raise bundle.ambiguous(doubt)
-    asked = request.from_oci(document, policy)
-    for reason in asked.ignored:
-        log.warning(f"ignored: {reason}")
-    if not asked:
-        return
-    if config.mode not in settings.MODES:
-        # Here and not when the file is read: containers without a GPU do not depend on it.
-        raise ConfigError(
-            f'"{config.path}": the mode "{config.mode}" is not there yet',
-            'set nvidia-container-runtime.mode to "cdi"',
-        )
-    edits = resolve(asked, config, cli_python, log)
-    try:
-        edits = complete(edits)
-    except CdiError as error:
-        raise UnresolvedDeviceError(
-            f"cannot give a device to the container: {error}",
-            'load the driver, then write the spec again with "gpuruntime cdi generate"',
-        ) from error
-    if log.is_on("debug"):
-        for line in describe(edits):
+    decided = injection.decide(document, config, host)
+    for ignored in decided.asked.ignored:
+        log.warning(f"ignored: {ignored}")
+    for line in decided.warnings:
+        log.warning(line)
+    if log.is_on("info") and decided.asked:
+        how = "Auto-detected" if config.mode == settings.AUTO else "Using requested"
+        log.record("info", f'{how} mode as "{decided.asked.mode}"')
+    for line in decided.notes:
+        log.record("info", escape(line))
+    if log.is_on("debug") and decided.edits is not None:
+        for line in describe(decided.edits):
             log.record("debug", escape(line))
-    apply(edits, document)
-    bundle.store(document)
+    if decided.apply(document):
+        bundle.store(document)
 
 
-def resolve(asked: request.Request, config: Config, cli_python: str, log: Log) -> Edits:
-    """Return the edits of the CDI specs on disk for what is *asked*; raise if there are none."""
-    known = registry.load(
-        config.spec_dirs,
-        may_trust=may_trust,
-        decode_yaml=lambda texts: _decode_yaml(texts, cli_python),
-    )
-    for file in known.files:
-        if file.error is not None:
-            log.warning(f'CDI spec "{file.path}" is not used: {file.error.category}: {file.error}')
-    if asked.driver_only:
-        common = known.common_edits(config.default_kind)
-        if common is None:
-            raise _unresolved([config.default_kind], known, config)
-        return common
-    try:
-        return known.resolve(asked.devices)
-    except CdiError as error:
-        missing = [name for name in asked.devices if known.find(name) is None]
-        raise _unresolved(missing, known, config) from error
+class ShimHost:
+    """What the machine has, for `injection.decide`; asked of it by children of this process."""
 
+    def __init__(self, config: Config, cli_python: str, launcher: str, log: Log) -> None:
+        """Take argv[0] of the *launcher*, beside which its other names are."""
+        self._config = config
+        self._cli_python = cli_python
+        self._launcher = launcher
+        self._log = log
 
-def _unresolved(names: Sequence[str], known: Registry, config: Config) -> GpuRuntimeError:
-    """Return the error for *names* that no CDI spec defines, with the most helpful hint."""
-    wanted = ", ".join(f'"{name}"' for name in names)
-    where = ", ".join(f'"{directory}"' for directory in config.spec_dirs)
-    names_known = known.devices
-    if names_known:
-        text = f"no CDI spec in {where} defines {wanted}"
-        short = [name for name in names_known if len(name) <= MAX_NAME_IN_HINT]
-        hint = f"ask for one of {', '.join(short[:MAX_NAMES_IN_HINT])}"
-    else:
-        text = f"no CDI spec found in {where}, wanted {wanted}"
-        hint = f'run "gpuruntime cdi generate --output {config.spec_dirs[-1]}/nvidia.yaml"'
-    if known.errors:
-        path, reasons = next(iter(known.errors.items()))
-        more = f", and {len(known.errors) - 1} more" if len(known.errors) > 1 else ""
-        text += f'; not used: "{path}" ({reasons[0].category}: {reasons[0]}){more}'
-    return UnresolvedDeviceError(text, hint)
+    def inventory(self, *, fresh: bool) -> tuple[Inventory, bool]:
+        """Return the inventory of the snapshot, or a new one; see `injection.Host`."""
+        deadline_s = self._config["discovery-timeout"]
+        root = self._config.driver_root or "/"
+        question = {"driver root": root, "deadline_s": deadline_s}
+        cache = InventoryCache(
+            root,
+            lambda: slowpath.ask(self._cli_python, "discover", question, deadline_s),
+            deadline_s,
+        )
+        return cache.get(fresh=fresh or self._config["health"] == "nvml")
+
+    def registry(self) -> Registry:
+        """Return the CDI specs of the configured directories."""
+        return registry.load(
+            self._config.spec_dirs, may_trust=may_trust, decode_yaml=self._decode_yaml
+        )
+
+    def program(self, name: str) -> str:
+        """Return the path of the hook *name*; raise ConfigError if it is nowhere."""
+        return programs.find(name, self._config, self._launcher, os.environ.get("PATH"))
+
+    def make_nodes(self) -> bool:
+        """Run the driver's nvidia-modprobe, unless this is a user namespace, where it cannot."""
+        if in_user_namespace({}):
+            return False
+        self._log.record("info", "a device node is missing: running nvidia-modprobe")
+        root = self._config.driver_root or "/"
+        return bool(slowpath.ask(self._cli_python, "make-nodes", root))
+
+    def _decode_yaml(self, texts: dict[str, str]) -> dict[str, Any]:
+        """Return path → document, or why there is none, of specs that are no strict JSON."""
+        answer = slowpath.ask(self._cli_python, "yaml", texts)
+        return {
+            path: found["document"]
+            if "document" in found
+            else CdiError(found["category"], found["error"])
+            for path, found in answer.items()
+        }
 
 
 def _compile(path: str, cli_python: str, log: Log) -> Any:  # noqa: ANN401 (JSON)
@@ -170,17 +156,6 @@ def _compile(path: str, cli_python: str, log: Log) -> Any:  # noqa: ANN401 (JSON
     for warning in answer["warnings"]:
         log.warning(warning)
     return answer["values"]
-
-
-def _decode_yaml(texts: dict[str, str], cli_python: str) -> dict[str, Any]:
-    """Return path → document, or why there is none, of specs that are no strict JSON."""
-    answer = slowpath.ask(cli_python, "yaml", texts)
-    return {
-        path: found["document"]
-        if "document" in found
-        else CdiError(found["category"], found["error"])
-        for path, found in answer.items()
-    }
 
 
 def _restore(ignored: int) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the start path asks of the full interpreter: JSON on stdin, JSON on stdout.
 
-Run as `python -m gpuruntime.slow config|yaml` by gpuruntime/slowpath.py.
+Run as `python -m gpuruntime.slow QUESTION [SECONDS]` by gpuruntime/slowpath.py.
 """
 
 from __future__ import annotations
@@ -9,14 +9,20 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from cdi import yamlio
 from cdi.errors import CdiError
+from gpuruntime import host_state, model_json
 from gpuruntime.cli.config_compile import compile_file
-from gpuruntime.errors import ConfigError
+from gpuruntime.discover import fingerprint, inventory
+from gpuruntime.errors import ConfigError, GpuRuntimeError
+from gpuruntime.slowpath import DEADLINE_S
 
-DEADLINE_S = 30
+MODPROBE = "usr/bin/nvidia-modprobe"
 
 
 def config(path: str) -> dict[str, object]:
@@ -38,14 +44,65 @@ def yaml(texts: dict[str, str]) -> dict[str, object]:
     }
 
 
+def discover(argument: dict[str, float | str]) -> dict[str, object]:
+    """Return {"inventory", "state"} of the machine below the driver root, or {"error", "state"}.
+
+    The state is that from before: what changes meanwhile is noticed by the next who looks.
+    """
+    root = str(argument["driver root"])
+    state: host_state.State | None = None
+    try:
+        state = host_state.read(fingerprint.plan(root, root, environment=False))
+        found = inventory.discover(
+            root, root, strict=False, environment=False, deadline_s=float(argument["deadline_s"])
+        )
+    except GpuRuntimeError as error:
+        failure = {
+            "class": type(error).__name__,
+            "message": error.message,
+            "hint": error.hint,
+        }
+        return {"error": failure, "state": state}
+    return {"inventory": model_json.encode(found), "state": state}
+
+
+def make_nodes(root: str) -> bool:
+    """Have the driver below *root* load its modules and make their nodes; tell whether it could.
+
+    What it makes is looked at afterwards by whoever asked.
+    """
+    program = os.path.join(root, MODPROBE)
+    if not os.access(program, os.X_OK):
+        return False
+    # It is the host's own program, of a root that the operator named.
+    subprocess.run(
+        [program, "-u", "-c", "0"],
+        check=False,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+    )
+    return True
+
+
+QUESTIONS: dict[str, Callable[[Any], object]] = {
+    "config": config,
+    "yaml": yaml,
+    "discover": discover,
+    "make-nodes": make_nodes,
+}
+
+
 def main() -> None:
     """Answer the question named on the command line."""
-    signal.alarm(DEADLINE_S)
+    question, seconds = (*sys.argv[1:], str(DEADLINE_S))[:2]
+    # One that is asked of the driver ends before, by its own deadline, and says so.
+    signal.setitimer(signal.ITIMER_REAL, float(seconds) + 1)
     # Descriptors of the engine that lack O_CLOEXEC are not for this process.
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     argument = json.load(sys.stdin)
-    answer = config(argument) if sys.argv[1] == "config" else yaml(argument)
-    json.dump(answer, sys.stdout, default=str)
+    json.dump(QUESTIONS[question](argument), sys.stdout, default=str)
 
 
 if __name__ == "__main__":

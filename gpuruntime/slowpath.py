@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one door from the start path to what is expensive: a child with the CLI's interpreter.
 
-What is behind it (TOML, YAML) takes text and gives JSON; see gpuruntime/slow.py. Only a helper
+What is behind it (TOML, YAML, the driver) gives JSON; see gpuruntime/slow.py. Only a helper
 child is forked: the process that becomes the low-level runtime stays the one the engine started.
 """
 
@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 
-from gpuruntime.errors import GpuRuntimeError
+from gpuruntime.errors import DriverError, GpuRuntimeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,13 +20,21 @@ if TYPE_CHECKING:
 
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
 MAX_ANSWER_BYTES = 64 << 20
+DEADLINE_S = 30
+# The child has a deadline of its own, and says so; ours is for one that cannot.
+_GRACE_S = 2
+_STEP_S = 0.002
+# For these, the driver's modules have work to do.
+_OF_DRIVER = ("discover", "make-nodes")
+_HINT = 'run "{} -m gpuruntime.slow {}" to see why'
 
 
-def ask(cli_python: str, question: str, argument: object) -> Any:  # noqa: ANN401 (JSON)
+def ask(cli_python: str, question: str, argument: object, deadline_s: float = DEADLINE_S) -> Any:  # noqa: ANN401 (JSON)
     """Return the answer of `gpuruntime.slow` to *question* about *argument*.
 
-    Raises GpuRuntimeError if the interpreter cannot be started or gives no answer. The child ends
-    itself after slow.DEADLINE_S seconds, so this never hangs.
+    Raises GpuRuntimeError if the interpreter cannot be started or gives no answer, DriverError if
+    the driver is asked and takes longer than *deadline_s*: then the child is left to die, which
+    the kernel may put off.
     """
     question_read, question_write = os.pipe()
     answer_read, answer_write = os.pipe()
@@ -33,7 +42,10 @@ def ask(cli_python: str, question: str, argument: object) -> Any:  # noqa: ANN40
         try:
             pid = os.posix_spawn(
                 cli_python,
-                [cli_python, "-I", "-B", "-X", "utf8", "-m", "gpuruntime.slow", question],
+                [
+                    *(cli_python, "-I", "-B", "-X", "utf8", "-m", "gpuruntime.slow"),
+                    *(question, f"{deadline_s:g}"),
+                ],
                 ENVIRONMENT,
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, question_read, 0),
@@ -42,7 +54,7 @@ def ask(cli_python: str, question: str, argument: object) -> Any:  # noqa: ANN40
                 ],
                 # The engine's mask and dispositions must not keep the child's deadline from it.
                 setsigmask=(),
-                setsigdef=(signal.SIGALRM, signal.SIGPIPE),
+                setsigdef=(signal.SIGALRM, signal.SIGPIPE, signal.SIGCHLD),
             )
         except OSError as error:
             raise GpuRuntimeError(
@@ -52,51 +64,105 @@ def ask(cli_python: str, question: str, argument: object) -> Any:  # noqa: ANN40
         os.close(question_read)
         os.close(answer_write)
         question_read = answer_write = -1
-        _write_all(question_write, json.dumps(argument).encode())
-        os.close(question_write)
-        question_write = -1
-        output = _read_all(answer_read)
+        talk = _Talk(question_write, json.dumps(argument).encode(), answer_read)
+        question_write = answer_read = -1
+        output = talk.finish(deadline_s + _GRACE_S)
     finally:
         for fd in (question_read, question_write, answer_read, answer_write):
             if fd >= 0:
                 os.close(fd)
-    _reap(pid)
+    if output is None:
+        os.kill(pid, signal.SIGKILL)
+        _reap(pid, os.WNOHANG)
+    elif _reap(pid, 0) == signal.SIGALRM:
+        # It was late, and ended by its own deadline.
+        output = None
+    if output is None:
+        raise _late(cli_python, question, deadline_s)
     try:
         return json.loads(output)
     except ValueError:
         raise GpuRuntimeError(
             f'"{cli_python}" did not answer the question "{question}"',
-            f'run "{cli_python} -m gpuruntime.slow {question}" to see why',
+            _HINT.format(cli_python, question),
         ) from None
 
 
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
+def _late(cli_python: str, question: str, deadline_s: float) -> GpuRuntimeError:
+    if question in _OF_DRIVER:
+        return DriverError(
+            f"the driver did not answer in {deadline_s:g} s",
+            'look for NVRM and Xid lines in "dmesg"',
+        )
+    return GpuRuntimeError(
+        f'"{cli_python}" did not answer the question "{question}" in {deadline_s:g} s',
+        _HINT.format(cli_python, question),
+    )
+
+
+class _Talk:
+    """Writes a question and reads an answer at the same time; owns both descriptors."""
+
+    def __init__(self, write_fd: int, question: bytes, read_fd: int) -> None:
+        self._write_fd = write_fd
+        self._rest = memoryview(question)
+        self._read_fd = read_fd
+        os.set_blocking(write_fd, False)
+        os.set_blocking(read_fd, False)
+
+    def finish(self, deadline_s: float) -> bytes | None:
+        """Return the answer, b"" if it is too long, None if it is not there in *deadline_s*."""
+        end = time.monotonic() + deadline_s
+        answer = b""
+        try:
+            while len(answer) <= MAX_ANSWER_BYTES:
+                wrote = self._write()
+                try:
+                    chunk = os.read(self._read_fd, 1 << 16)
+                except BlockingIOError:
+                    if time.monotonic() >= end:
+                        return None
+                    if not wrote:
+                        time.sleep(_STEP_S)
+                    continue
+                if not chunk:
+                    return answer
+                answer += chunk
+            return b""
+        finally:
+            os.close(self._read_fd)
+            if self._write_fd >= 0:
+                os.close(self._write_fd)
+
+    def _write(self) -> bool:
+        """Write what the pipe takes; tell whether that was anything."""
+        if self._write_fd < 0:
+            return False
+        try:
+            self._rest = self._rest[os.write(self._write_fd, self._rest) :]
+        except BlockingIOError:
+            return False
+        except BrokenPipeError:
+            # The child died; that it does not answer is reported.
+            self._rest = self._rest[:0]
+        if not self._rest:
+            os.close(self._write_fd)
+            self._write_fd = -1
+        return True
+
+
+def _reap(pid: int, options: int) -> int:
+    """Wait for the child and return the signal that ended it, 0 if none did that is known.
+
+    No SIGCHLD of it is left for the low-level runtime to find.
+    """
+    status = 0
     try:
-        while view:
-            view = view[os.write(fd, view) :]
-    except BrokenPipeError:
-        # The child died; that it does not answer is reported.
-        pass
-
-
-def _read_all(fd: int) -> bytes:
-    data = b""
-    while len(data) <= MAX_ANSWER_BYTES:
-        chunk = os.read(fd, 1 << 16)
-        if not chunk:
-            return data
-        data += chunk
-    return b""
-
-
-def _reap(pid: int) -> None:
-    """Wait for the child, and leave no SIGCHLD of it for the low-level runtime to find."""
-    try:
-        os.waitpid(pid, 0)
+        _, status = os.waitpid(pid, options)
     except ChildProcessError:
         # An engine that ignores SIGCHLD has it reaped by the kernel.
         pass
     # Only an engine that blocks the signal leaves it pending; that would outlive the exec.
     if signal.SIGCHLD in signal.sigpending():
         signal.sigtimedwait((signal.SIGCHLD,), 0)
+    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0

@@ -49,7 +49,7 @@ def generate(output: str, format_: str | None, **given: Any) -> None:  # noqa: A
     output = output or "-"
     path, format_ = target(output, format_)
     # Before the discovery: what changes meanwhile is to be seen by the next refresh.
-    found = generator.fingerprint_of(chosen)
+    found = generator.state_of(chosen)
     inventory = generator.discover(chosen)
     warn(inventory)
     spec = generator.document(chosen, inventory)

@@ -13,7 +13,6 @@ from cdi import diff, document, store, yamlio
 from cdi.errors import CdiError
 from cdi.wire import Edits, Spec
 from gpuruntime.cli import cdi_generate, generator, stamp
-from gpuruntime.discover import fingerprint
 from gpuruntime.errors import ConfigError, SpecError, escape
 
 _VERSION = re.compile(r"\.[0-9][0-9.]*\Z")
@@ -47,14 +46,16 @@ def refresh(
         raise ConfigError("standard output cannot be refreshed", 'name a file with "--output"')
     chosen = generator.checked(**given)
     path, format_ = cdi_generate.target(output, format_)
-    found = generator.fingerprint_of(chosen)
     known = stamp.read(path)
-    if known is not None and not force and stamp.fits(known, found, chosen):
-        click.echo(f'unchanged "{escape(path)}": the host is as it was', err=True)
-        return
-    if known is not None and not stamp.fits(known, found, chosen):
-        parts = ", ".join(fingerprint.changes(known.fingerprint, found))
-        click.echo(f"changed since: {escape(parts or 'options or files')}", err=True)
+    if known is not None:
+        changed = stamp.changed(known, chosen)
+        if not changed and not force:
+            click.echo(f'unchanged "{escape(path)}": the host is as it was', err=True)
+            return
+        if changed:
+            click.echo(f"changed since: {escape(', '.join(changed))}", err=True)
+    # Before the discovery: what changes meanwhile is to be seen by the next refresh.
+    found = generator.state_of(chosen)
     inventory = generator.discover(chosen)
     cdi_generate.warn(inventory)
     spec = generator.document(chosen, inventory)
@@ -63,13 +64,13 @@ def refresh(
     if old is not None and problems:
         _keep_what_is_better(path, old, spec, problems)
     text = cdi_generate.encode(spec, format_, inventory)
-    changed = cdi_generate.save(path, text)
+    has_changed = cdi_generate.save(path, text)
     stamp.write(
         path, text, spec, driver_version=inventory.driver.version, found=found, chosen=chosen
     )
     for change in diff.compare(old, spec) if old is not None else ():
         click.echo(escape(change.line()), err=True)
-    click.echo(f'{"wrote" if changed else "unchanged"} "{escape(path)}"', err=True)
+    click.echo(f'{"wrote" if has_changed else "unchanged"} "{escape(path)}"', err=True)
     click.echo(escape(generator.summary(inventory, spec)), err=True)
 
 

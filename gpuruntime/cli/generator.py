@@ -15,23 +15,21 @@ import click
 from cdi import generate, names
 from cdi.errors import CdiError
 from cdi.wire import Edits, Spec
-from gpuruntime import capabilities, plan, resolve
+from gpuruntime import capabilities, host_state, plan, resolve
+from gpuruntime.cli import features
 from gpuruntime.cli.comma_option import CommaOption
 from gpuruntime.discover import fingerprint
 from gpuruntime.discover import inventory as machine
-from gpuruntime.discover.fingerprint import Fingerprint
 from gpuruntime.errors import ConfigError, DiscoveryError, SpecError, escape
 from gpuruntime.model import Inventory
 
 AUTO, NVML, MANAGEMENT = "auto", "nvml", "management"
 # The incumbent's, which are not there yet.
-_LATER = ("csv", "gdrcopy", "gds", "imex", "mofed", "nvswitch", "wsl")
+_LATER = ("csv", "wsl")
 FEATURES = (
     "disable-ipc-discoverer",
     "no-additional-gids-for-device-nodes",
 )
-# Programs under these names know the incumbent's hooks only.
-_SEPARATE_ONLY = ("nvidia-cdi-hook", "nvidia-ctk")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +90,8 @@ _OPTIONS = (
         "--discovery-mode",
         default=AUTO,
         envvar=_twins("MODE", "CDI_GENERATE_MODE"),
-        help="nvml for containers that use GPUs, management for those that look after them.  "
-        "[default: auto, which is nvml]",
+        help="nvml for containers that use GPUs, management for those that look after them; "
+        f"{', '.join(features.MODES)} for these nodes alone.  [default: auto, which is nvml]",
     ),
     click.option(
         "--vendor",
@@ -105,15 +103,14 @@ _OPTIONS = (
         "--class",
         "--cdi-class",
         "class_",
-        default="gpu",
         envvar=_twins("CLASS", "CDI_GENERATE_CLASS"),
-        help="Class of the kind.  [default: gpu]",
+        help="Class of the kind.  [default: gpu, or what the mode is for]",
     ),
     click.option(
         *("--device-id", "--device-ids", "--device", "--devices", "device_ids"),
         cls=CommaOption,
         envvar=_twins("DEVICE_IDS", "CDI_GENERATE_DEVICE_IDS"),
-        help="Device to name: an index, a UUID, all, or none.  [default: all]",
+        help="Device to name: an index, a UUID, a channel, all, or none.  [default: all]",
     ),
     click.option(
         *("--device-name-strategy", "name_strategies"),
@@ -214,6 +211,9 @@ def checked(**given: Any) -> Options:  # noqa: ANN401 (click's values)
     given["mode"] = _mode(given["mode"].lower())
     default_vendor = "management.nvidia.com" if given["mode"] == MANAGEMENT else "nvidia.com"
     given["vendor"] = given["vendor"] or default_vendor
+    is_feature = given["mode"] in features.MODES
+    default_class = features.class_of(given["mode"]) if is_feature else "gpu"
+    given["class_"] = given["class_"] or default_class
     given["name_strategies"] = given["name_strategies"] or (resolve.INDEX, resolve.UUID)
     given["device_ids"] = given["device_ids"] or (resolve.ALL,)
     given["driver_capabilities"] = given["driver_capabilities"] or (resolve.ALL,)
@@ -236,29 +236,47 @@ def checked(**given: Any) -> Options:  # noqa: ANN401 (click's values)
         click.echo('warning: with the device "none" there is no device "all"', err=True)
         given["no_all_device"] = True
     given["hook_path"] = _hook_path(given["hook_path"])
-    if os.path.basename(given["hook_path"]) in _SEPARATE_ONLY:
-        given["separate_hooks"] = True
     return Options(**given)
 
 
 def discover(chosen: Options) -> Inventory:
-    """Read the machine for *chosen*; raise DriverError and DiscoveryError."""
-    return machine.discover(
+    """Read the machine for *chosen*; raise ConfigError, DriverError and DiscoveryError."""
+    if chosen.mode in features.MODES:
+        return machine.discover_features(chosen.driver_root, chosen.dev_root)
+    inventory = machine.discover(
         chosen.driver_root,
         chosen.dev_root,
         library_search_path=chosen.library_search_paths,
         config_search_path=chosen.config_search_paths,
         management=chosen.mode == MANAGEMENT,
     )
+    decisive = [name for name in chosen.device_ids if name in (resolve.ALL, resolve.NONE)]
+    if decisive[:1] == [resolve.ALL]:
+        _check_whole(inventory)
+    return inventory
 
 
-def fingerprint_of(chosen: Options) -> Fingerprint:
-    """Return the fingerprint of the host that *chosen* is about; raise DiscoveryError."""
-    return fingerprint.read(
-        chosen.driver_root,
-        chosen.dev_root,
-        chosen.library_search_paths,
-        chosen.config_search_paths,
+def _check_whole(inventory: Inventory) -> None:
+    """Raise DiscoveryError if a MIG device lacks its nodes.
+
+    Who asks for all would see the GPU only, which it cannot use.
+    """
+    if any(len(item.mig) < len(item.gpu.mig_devices) for item in inventory.gpus):
+        raise DiscoveryError(
+            "; ".join(inventory.problems),
+            'make the nodes with "nvidia-modprobe", or name other devices with "--device-id"',
+        )
+
+
+def state_of(chosen: Options) -> dict[str, Any]:
+    """Return the state of the host that *chosen* is about; raise DiscoveryError."""
+    return host_state.read(
+        fingerprint.plan(
+            chosen.driver_root,
+            chosen.dev_root,
+            chosen.library_search_paths,
+            chosen.config_search_paths,
+        )
     )
 
 
@@ -267,25 +285,7 @@ def document(chosen: Options, inventory: Inventory) -> Spec:
 
     Raises RequestError or UnresolvedDeviceError for a device id, and SpecError.
     """
-    driver = inventory.driver
-    if resolve.ALL not in chosen.driver_capabilities:
-        driver = capabilities.select(driver, chosen.driver_capabilities)
-    if "disable-ipc-discoverer" in chosen.feature_flags:
-        driver = capabilities.without(driver, "ipc")
-    style = _style(chosen)
-    found = resolve.devices(chosen.device_ids, inventory.gpus)
-    if chosen.mode == MANAGEMENT:
-        named = [(resolve.ALL, plan.management_edits(inventory.management_nodes, style))]
-        common = plan.common_edits(driver, (), (), style)
-    else:
-        if resolve.NONE in chosen.device_ids and not found:
-            named = [(resolve.NONE, plan.empty_device())]
-        else:
-            named = plan.named_devices(
-                found, chosen.name_strategies, style, with_all=not chosen.no_all_device
-            )
-        links = [link for device in found if not device.mig for link in device.gpu.links]
-        common = plan.common_edits(driver, inventory.control_nodes, links, style)
+    named, common = _parts(chosen, inventory)
     if not named:
         raise DiscoveryError(
             f"there is no device to name: {'; '.join(inventory.problems) or 'no GPU'}",
@@ -303,13 +303,42 @@ def document(chosen: Options, inventory: Inventory) -> Spec:
     return _lowered(spec, chosen.max_spec_version) if chosen.max_spec_version else spec
 
 
+def _parts(chosen: Options, inventory: Inventory) -> tuple[list[tuple[str, Edits]], Edits]:
+    """Return the devices, (name, edits), and the edits that they have in common."""
+    style = _style(chosen)
+    if chosen.mode in features.MODES:
+        named = features.named_devices(chosen.mode, chosen.device_ids, inventory, style)
+        return named, features.common_edits()
+    driver = inventory.driver
+    if resolve.ALL not in chosen.driver_capabilities:
+        driver = capabilities.select(driver, chosen.driver_capabilities)
+    if "disable-ipc-discoverer" in chosen.feature_flags:
+        driver = capabilities.without(driver, "ipc")
+    if chosen.mode == MANAGEMENT:
+        named = [(resolve.ALL, plan.management_edits(inventory.management_nodes, style))]
+        return named, plan.common_edits(driver, (), (), style)
+    found = resolve.devices(chosen.device_ids, inventory.gpus)
+    if resolve.NONE in chosen.device_ids and not found:
+        named = [(resolve.NONE, plan.empty_device())]
+    else:
+        named = plan.named_devices(
+            found, chosen.name_strategies, style, with_all=not chosen.no_all_device
+        )
+    links = [link for device in found if not device.mig for link in device.gpu.links]
+    return named, plan.common_edits(driver, inventory.control_nodes, links, style)
+
+
 def summary(inventory: Inventory, spec: Spec) -> str:
     """Return the last line of a command: what there is, and what is missing."""
     gpus = sum(not gpu.gpu.mig_enabled for gpu in inventory.gpus)
     migs = sum(len(gpu.mig) for gpu in inventory.gpus)
     files = len(spec.get("containerEdits", Edits()).get("mounts", []))
+    found: tuple[tuple[int, str], ...] = ((gpus, "GPU"), (migs, "MIG device"), (files, "file"))
+    if not inventory.driver.libraries:
+        # Only features have been looked for.
+        nodes = [device["containerEdits"].get("deviceNodes", []) for device in spec["devices"]]
+        found = ((sum(map(len, nodes)), "device node"),)
     missing = "; ".join(problems(inventory)) or "none"
-    found = ((gpus, "GPU"), (migs, "MIG device"), (files, "file"))
     counts = ", ".join(f"{number} {noun}{'' if number == 1 else 's'}" for number, noun in found)
     return f"{counts}; required and missing: {missing}"
 
@@ -322,11 +351,14 @@ def problems(inventory: Inventory) -> tuple[str, ...]:
 def _mode(mode: str) -> str:
     if mode in (AUTO, NVML):
         return NVML
-    if mode == MANAGEMENT:
+    if mode == MANAGEMENT or mode in features.MODES:
         return mode
     if mode in _LATER:
         raise ConfigError(f'the discovery mode "{mode}" is not there yet', 'use "--mode nvml"')
-    raise ConfigError(f'invalid discovery mode: "{mode}"', "use auto, nvml or management")
+    raise ConfigError(
+        f'invalid discovery mode: "{mode}"',
+        f"use {', '.join((AUTO, NVML, MANAGEMENT, *features.MODES))}",
+    )
 
 
 def _check_words(what: str, words: tuple[str, ...], known: tuple[str, ...]) -> None:
@@ -336,15 +368,12 @@ def _check_words(what: str, words: tuple[str, ...], known: tuple[str, ...]) -> N
 
 
 def _style(chosen: Options) -> plan.Style:
-    disabled = {plan.CHMOD, *chosen.disabled_hooks}
-    if resolve.ALL in disabled:
-        disabled = set(plan.HOOKS)
-    if chosen.mode == MANAGEMENT:
-        # Such a container looks after the nodes, and has no graphics.
-        disabled |= {plan.PARAMS, plan.PROFILE}
+    # Such a container looks after the nodes, and has no graphics.
+    without = (plan.PARAMS, plan.PROFILE) if chosen.mode == MANAGEMENT else ()
     return plan.Style(
         chosen.hook_path,
-        disabled=disabled - set(chosen.enabled_hooks),
+        disabled=(*chosen.disabled_hooks, *without),
+        enabled=chosen.enabled_hooks,
         separate=chosen.separate_hooks,
         ldconfig=chosen.ldconfig_path,
         groups=chosen.additional_gids

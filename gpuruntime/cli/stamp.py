@@ -19,49 +19,59 @@ import click
 from cdi import store
 from cdi.errors import CdiError
 from cdi.wire import Edits, Spec
-from gpuruntime import config
+from gpuruntime import config, host_state
 from gpuruntime.cli.generator import Options
 from gpuruntime.discover import fingerprint
-from gpuruntime.discover.fingerprint import Fingerprint
 from gpuruntime.errors import escape
 from gpuruntime.trust import may_trust
 
+_OPTIONS, _FILES = "options", "mounted files"
 DIRECTORY = f"{config.RUN_DIRECTORY}/specs"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stamp:
-    """What the spec at *path*, whose bytes have *digest*, was made from."""
+    """What the spec at *path*, whose bytes have *digest*, was made from.
+
+    *fingerprint* is the state of the host, of the files that the spec mounts as well.
+    """
 
     path: str
     digest: str
     driver_version: str
     boot_id: str
-    fingerprint: Fingerprint
-    files: dict[str, list[int]]
+    fingerprint: dict[str, Any]
     options: dict[str, Any]
 
 
 def comment(driver_version: str) -> str:
     """Return the line that says in the spec itself what it was made from.
 
-    Not the fingerprint: it changes more often than what the spec says.
+    Not the state of the host: it changes more often than what the spec says.
     """
-    return f"# Made for driver {escape(driver_version)}, boot {escape(fingerprint.boot_id())}.\n"
+    version = escape(driver_version) or "none"
+    return f"# Made for driver {version}, boot {escape(fingerprint.boot_id())}.\n"
 
 
 def write(
-    path: str, text: str, spec: Spec, *, driver_version: str, found: Fingerprint, chosen: Options
+    path: str,
+    text: str,
+    spec: Spec,
+    *,
+    driver_version: str,
+    found: dict[str, Any],
+    chosen: Options,
 ) -> None:
     """Write the stamp of *spec*, which is *text* at *path*; a warning if that cannot be."""
     mounts = spec.get("containerEdits", Edits()).get("mounts", [])
+    # A file that is written to in place changes no directory.
+    files = host_state.identities(mount["hostPath"] for mount in mounts)
     stamp = Stamp(
         path=os.path.abspath(path),
         digest=_digest(text.encode()),
         driver_version=driver_version,
         boot_id=fingerprint.boot_id(),
-        fingerprint=found,
-        files=fingerprint.identities(mount["hostPath"] for mount in mounts),
+        fingerprint={**found, _FILES: files},
         options=_plain(chosen),
     )
     try:
@@ -85,26 +95,19 @@ def read(path: str) -> Stamp | None:
         return None
     if not (may_trust(own) and may_trust(spec) and stat.S_ISREG(spec.st_mode)):
         return None
-    if stat.S_IMODE(spec.st_mode) != store.SPEC_MODE or not _is_map(
-        stamp.fingerprint, stamp.files
-    ):
+    if stat.S_IMODE(spec.st_mode) != store.SPEC_MODE:
         return None
     if stamp.boot_id != fingerprint.boot_id() or stamp.digest != digest:
         return None
     return stamp
 
 
-def _is_map(*values: object) -> bool:
-    return all(isinstance(value, dict) for value in values)
-
-
-def fits(stamp: Stamp, found: Fingerprint, chosen: Options) -> bool:
-    """Tell whether nothing that the spec was made from has changed."""
-    plain: Fingerprint = json.loads(json.dumps(found))
-    if stamp.fingerprint != plain or stamp.options != _plain(chosen):
-        return False
-    # A file that was written to in place changes no directory.
-    return fingerprint.identities(stamp.files) == stamp.files
+def changed(stamp: Stamp, chosen: Options) -> list[str]:
+    """Return the names of what has changed of that which the spec was made from; [] if nothing."""
+    return [
+        *([_OPTIONS] if stamp.options != _plain(chosen) else []),
+        *host_state.changed(stamp.fingerprint),
+    ]
 
 
 def _plain(chosen: Options) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from gpuruntime.discover import libraries, places, version
 from gpuruntime.discover.files import Finder
 from gpuruntime.discover.places import NVML_NAME, native_abi
 from gpuruntime.discover.root import DriverRoot
+from gpuruntime.driver_version import of_name
 from gpuruntime.errors import DiscoveryError, DriverError
 from gpuruntime.model import Driver
 
@@ -19,7 +20,14 @@ if TYPE_CHECKING:
     from gpuruntime.discover.root import Directory
     from gpuruntime.model import File, Library
 
-__all__ = ["NVML_NAME", "DriverRoot", "find_driver", "find_nvml", "library_directories"]
+__all__ = [
+    "NVML_NAME",
+    "DriverRoot",
+    "find_driver",
+    "find_nvml",
+    "library_directories",
+    "variables",
+]
 
 # Where else a driver can be; what is found there is only told.
 WELL_KNOWN_ROOTS = (
@@ -30,6 +38,9 @@ WELL_KNOWN_ROOTS = (
     "/usr/local/nvidia",
     "/run/opengl-driver",
 )
+
+# What of the environment says where files are.
+VARIABLES = ("XDG_DATA_DIRS", "CUDA_MPS_PIPE_DIRECTORY")
 
 
 def library_directories(root: DriverRoot) -> list[str]:
@@ -58,9 +69,9 @@ def find_nvml(
         raise _no_driver(root, directories, native, elsewhere)
     loaded = version.of_module(root) or version.of_module(root.host)
     for path in found:
-        if not loaded or version.of_name(path) in ("", loaded):
+        if not loaded or of_name(path) in ("", loaded):
             return path
-    raise version.mismatch(root, loaded, dict.fromkeys(map(version.of_name, found)))
+    raise version.mismatch(root, loaded, dict.fromkeys(map(of_name, found)))
 
 
 def _nvmls(
@@ -108,10 +119,13 @@ def _no_driver(
         if other is not None and _nvmls(places.libraries(other, (), native), native)[0]:
             return DriverError(
                 f'{message}; there is one below "{path}"',
-                f'name that directory with "--driver-root {path}"',
+                f'name that directory with "--driver-root {path}", or as '
+                '"nvidia-container-cli.root" in config.toml',
             )
     return DriverError(
-        message, 'install the NVIDIA driver, or name its directory with "--driver-root"'
+        message,
+        'install the NVIDIA driver, or name its directory with "--driver-root" or as '
+        '"nvidia-container-cli.root" in config.toml',
     )
 
 
@@ -123,6 +137,11 @@ def _other_root(root: DriverRoot, path: str) -> DriverRoot | None:
     return None if other.path == root.path else other
 
 
+def variables() -> dict[str, str]:
+    """Return what the environment says about VARIABLES."""
+    return {name: os.environ.get(name, "") for name in VARIABLES}
+
+
 def find_driver(
     root: DriverRoot,
     driver_version: str | None = None,
@@ -132,13 +151,14 @@ def find_driver(
     kernel_release: str = "",
     native: str = "",
     elsewhere: Sequence[str] = WELL_KNOWN_ROOTS,
+    environment: bool = True,
 ) -> Driver:
     """Return the driver below *root*, in *driver_version*, which NVML says.
 
     Without it, in the version of the loaded module, as *root* shows it, or else of the libraries
     in use. For every capability, and for all programs that a machine of ABI *native* runs, by
-    default this one. Search paths are host paths, in place of the usual directories. Raises
-    DiscoveryError and DriverError.
+    default this one. Search paths are host paths, in place of the usual directories. With
+    *environment*, its VARIABLES add more places. Raises DiscoveryError and DriverError.
     """
     native = native or native_abi()
     directories = places.libraries(root, library_search_path, native)
@@ -157,11 +177,12 @@ def find_driver(
     found, problems = libraries.find(root, directories, chosen, native)
     finder = Finder(root, chosen, native, found)
     finder.binaries()
-    finder.configurations(config_search_path, os.environ.get("XDG_DATA_DIRS", ""))
+    said = variables() if environment else dict.fromkeys(VARIABLES, "")
+    finder.configurations(config_search_path, said["XDG_DATA_DIRS"])
     finder.data()
     finder.xorg()
     finder.firmware(kernel_release or os.uname().release)
-    finder.sockets(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", ""))
+    finder.sockets(said["CUDA_MPS_PIPE_DIRECTORY"])
     files = [finder.found[key] for key in sorted(finder.found)]
     return Driver(
         version=chosen,

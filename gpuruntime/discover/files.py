@@ -31,6 +31,14 @@ MPS_DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108 (where MPS has it, unless told o
 _PRIVATE = re.compile(r"/usr/lib/([^/]+)/nvidia/([^/]+)\Z")
 
 
+def private_directory(row: table.Row, libraries: str) -> str | None:
+    """Return where Debian keeps the file of *row* for a driver with *libraries* of its own."""
+    match = _PRIVATE.match(libraries)
+    if match is None or row.private is None:
+        return None
+    return row.private[0].replace("TRIPLET", match[1]).replace("PRIVATE", match[2])
+
+
 class Finder:
     """Collects files of driver *version* below *root*, and what is wrong with some.
 
@@ -176,10 +184,9 @@ class Finder:
         if row.private is None:
             return
         for root, libraries in self._directories:
-            match = _PRIVATE.match(libraries)
-            if match is None:
+            directory = private_directory(row, libraries)
+            if directory is None:
                 continue
-            directory = row.private[0].replace("TRIPLET", match[1]).replace("PRIVATE", match[2])
             pattern = posixpath.basename(row.name)
             if row.kind == table.XORG and row.suffixes:
                 pattern = f"{pattern}.so.{self._version}"

@@ -1,81 +1,105 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What identifies the state of a host that a spec was made from; cheap to read.
+"""Where to look to know whether a host is still the one that an inventory was made of.
 
-Whatever a spec's content was computed from is in here, or is looked at again when a container
-starts. Parts are compared for equality, never for age: clocks are set back.
+Whatever a spec's or a snapshot's content was computed from is in here, or is looked at again when
+a container starts. Looking costs a stat for each directory, not for each file in it: what is not
+there is asked for by the first part of its path that is missing.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
+import posixpath
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from gpuruntime import __version__
-from gpuruntime.discover import driver, places, table
+from gpuruntime import host_state
+from gpuruntime.discover import driver, inventory, nodes, places, table
+from gpuruntime.discover.files import MPS_DIRECTORY, private_directory
 
-Fingerprint = dict[str, Any]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpuruntime.host_state import Plan
 
-# What discovery reads of the environment.
-_VARIABLES = ("XDG_DATA_DIRS", "CUDA_MPS_PIPE_DIRECTORY")
 _MODULES = ("nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm")
-# Appear and go while the driver stays.
-_SOCKETS = (
-    *("/run/nvidia-persistenced/socket", "/var/run/nvidia-persistenced/socket"),
-    *("/run/nvidia-fabricmanager/socket", "/var/run/nvidia-fabricmanager/socket"),
-    "/tmp/nvidia-mps",  # noqa: S108 (where MPS has it, unless told otherwise)
-)
-_NODE_DIRECTORIES = ("/dev", "/dev/nvidia-caps", "/dev/nvidia-caps-imex-channels", "/dev/dri")
+_RUN = ("/run", "/var/run")
+_TABLE = "discover/table.py"
+_DEVICES = "bus/pci/devices"
+_CONTROL_NODES = ("/dev/nvidia*", f"{nodes.CAPS}/*", f"{nodes.CHANNELS}/*", f"{nodes.DRI}/*")
 
 
-def read(
+def plan(
     driver_root: str,
     dev_root: str,
-    search_paths: Iterable[str] = (),
+    search_paths: Sequence[str] = (),
     config_search_paths: Sequence[str] = (),
     *,
+    environment: bool = True,
     proc: str = "/proc",
     sys: str = "/sys",
-) -> Fingerprint:
-    """Return the fingerprint, part by part, of the host below both roots.
+) -> Plan:
+    """Return what to ask, part by part, of the host below both roots, for `host_state.read`.
 
-    What is not there is a part as well. Raises DiscoveryError if the driver root cannot be read.
+    With *environment*, what its variables say is asked as well: for who runs under the same ones
+    each time. To be made anew with each inventory: it is about the files and GPUs there are now.
+    Raises DiscoveryError if the driver root cannot be read.
     """
     root = driver.DriverRoot(driver_root)
-    directories = [root.host_path(path) for path in driver.library_directories(root)]
-    directories += search_paths
+    dev = os.path.abspath(dev_root).rstrip("/")
+    variables = driver.variables() if environment else dict.fromkeys(driver.VARIABLES, "")
+    libraries = _existing(_library_directories(root, search_paths))
+    others = _other_directories(root, libraries, config_search_paths, variables["XDG_DATA_DIRS"])
     nvidia = f"{proc}/driver/nvidia"
-    return {
-        "program": [__version__, _digest_of_table()],
-        "environment": [os.environ.get(name) for name in _VARIABLES],
-        "driver root": _place(root.path),
-        "modules": {name: _place(f"{sys}/module/{name}") for name in _MODULES},
-        "majors": _digest(f"{proc}/devices"),
-        "module version": _digest(f"{nvidia}/version"),
-        "GPUs": _names(f"{nvidia}/gpus"),
-        "MIG devices": _mig_names(f"{nvidia}/capabilities"),
-        "loader cache": _identity(root.host_path("/etc/ld.so.cache")),
-        "library directories": identities(directories),
-        "libraries": identities(
-            f"{directory}/{name}"
-            for directory in directories
-            for name in ("libcuda.so.1", driver.NVML_NAME)
-        ),
-        "programs": identities(
-            root.host_path(f"{directory}/{row.name}")
-            for row in table.BINARIES
-            for directory in places.BINARIES
-        ),
-        "other files": identities(_other_directories(root, config_search_paths)),
-        "device nodes": _nodes(dev_root),
-        "sockets": [path for path in _SOCKETS if os.path.lexists(root.host_path(path))],
+    found = {
+        host_state.PROGRAM: [host_state.PROGRAM, [host_state.VERSION, _TABLE]],
+        "driver root": [
+            host_state.PLACE,
+            # The former may become a link to another.
+            _unique([os.path.abspath(driver_root), root.path]),
+        ],
+        "modules": [host_state.PLACE, [f"{sys}/module/{name}" for name in _MODULES]],
+        "majors": [host_state.CONTENT, [f"{proc}/devices"]],
+        "module version": [
+            host_state.CONTENT,
+            _unique([f"{nvidia}/version", root.host_path("/proc/driver/nvidia/version")]),
+        ],
+        "GPUs": [host_state.NAMES, [f"{nvidia}/gpus"]],
+        "drivers of GPUs": [host_state.LINK, _of_gpus(nvidia, sys, "driver")],
+        "MIG devices": [host_state.NAMES, _mig_directories(f"{nvidia}/capabilities")],
+        "MIG capabilities": [host_state.CONTENT, [f"{proc}/driver/nvidia-caps/mig-minors"]],
+        "loader cache": [host_state.IDENTITY, [root.host_path("/etc/ld.so.cache")]],
+        "loader configuration": [host_state.IDENTITY, _loader_configuration(root)],
+        "library directories": [host_state.IDENTITY, libraries],
+        "libraries": [
+            host_state.IDENTITY,
+            _there(
+                f"{directory}/{name}"
+                for directory in libraries
+                for name in (places.CUDA_NAME, places.NVML_NAME)
+            ),
+        ],
+        "programs": [host_state.IDENTITY, _programs(root)],
+        "other files": [host_state.IDENTITY, _existing(others)],
+        "firmware path": [host_state.CONTENT, _firmware_paths(root, sys)],
+        "device nodes": [host_state.NODES, [f"{dev}{path}" for path in _CONTROL_NODES]],
+        "DRM devices": [host_state.NAMES, _of_gpus(nvidia, sys, "drm")],
+        "DRM links": [host_state.LINK, _drm_links(nvidia, dev)],
+        "nodes of features": [host_state.NODES, _feature_nodes(dev)],
+        "sockets": [
+            host_state.NODES,
+            _sockets(root, variables["CUDA_MPS_PIPE_DIRECTORY"] or MPS_DIRECTORY),
+        ],
+        "files of features": [
+            host_state.EXISTS,
+            _unique(
+                path
+                for file in (inventory.UDEV, inventory.CUFILE)
+                for path in (root.host_path(file), file)
+            ),
+        ],
     }
-
-
-def changes(old: Fingerprint, new: Fingerprint) -> list[str]:
-    """Return the names of the parts in which the two differ."""
-    return [name for name in new if new[name] != old.get(name)]
+    if environment:
+        found["environment"] = [host_state.VARIABLE, list(variables)]
+    return found
 
 
 def boot_id(proc: str = "/proc") -> str:
@@ -87,83 +111,136 @@ def boot_id(proc: str = "/proc") -> str:
         return ""
 
 
-def _digest_of_table() -> str:
-    with open(table.__file__, "rb") as stream:
-        return hashlib.sha256(stream.read()).hexdigest()[:32]
+def _unique(paths: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(paths))
 
 
-def _digest(path: str) -> str | None:
-    try:
-        with open(path, "rb") as stream:
-            return hashlib.sha256(stream.read()).hexdigest()[:32]
-    except OSError:
-        return None
+def _there(paths: Iterable[str]) -> list[str]:
+    return [path for path in dict.fromkeys(paths) if os.path.exists(path)]
 
 
-def _place(path: str) -> list[int] | None:
-    """Return device and inode; that of a kernel module is new at each load."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return [status.st_dev, status.st_ino]
+def _existing(paths: Iterable[str]) -> list[str]:
+    """Return *paths*, and in place of one that is not there the first part of it that is not.
+
+    While that is missing there is nothing below it, and many paths have it in common.
+    """
+    found: dict[str, None] = {}
+    for path in paths:
+        at = path
+        while not os.path.exists(at):
+            parent = posixpath.dirname(at)
+            if parent == at or os.path.exists(parent):
+                break
+            at = parent
+        found[at] = None
+    return list(found)
 
 
-def _identity(path: str) -> list[int] | None:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
+def _library_directories(root: driver.DriverRoot, search_paths: Sequence[str]) -> list[str]:
+    """Return where libraries can be, and where links lead from there: the host's view of both.
+
+    A link that is absolute means another place to a root apart than to the host.
+    """
+    usual = [root.host_path(path) for path in driver.library_directories(root)]
+    led = [where.root.host_path(where.path) for where in places.libraries(root, search_paths)]
+    return _unique([*(map(os.path.abspath, search_paths) if search_paths else usual), *led])
+
+
+def _have_driver(directories: Iterable[str]) -> list[str]:
+    """Return those of *directories* in which there are libraries of the driver."""
     return [
-        *(status.st_dev, status.st_ino, status.st_size),
-        *(status.st_mtime_ns, status.st_ctime_ns),
+        directory
+        for directory in directories
+        if any(places.is_drivers(name) for name in _names(directory))
     ]
 
 
-def identities(paths: Iterable[str]) -> dict[str, list[int]]:
-    """Return path → identity of those of *paths* that are there."""
-    found = {path: _identity(path) for path in dict.fromkeys(paths)}
-    return {path: identity for path, identity in found.items() if identity is not None}
+def _loader_configuration(root: driver.DriverRoot) -> list[str]:
+    return _existing(root.host_path(path) for path in places.loader_configuration(root))
 
 
-def _other_directories(root: driver.DriverRoot, config_search_paths: Sequence[str]) -> list[str]:
-    """Return where there can be firmware and files of configuration, on the host."""
-    bases = places.configurations(root, config_search_paths, os.environ.get("XDG_DATA_DIRS", ""))
+def _programs(root: driver.DriverRoot) -> list[str]:
+    """Return the directories of programs, and the driver's that are in them."""
+    directories = [root.host_path(path) for path in places.BINARIES]
+    names = [row.name for row in table.BINARIES]
+    files = (f"{directory}/{name}" for directory in directories for name in names)
+    return [*_existing(directories), *_there(files)]
+
+
+def _other_directories(
+    root: driver.DriverRoot,
+    libraries: Iterable[str],
+    config_search_paths: Sequence[str],
+    data_dirs: str,
+) -> list[str]:
+    """Return where there can be configuration, data, modules of Xorg, firmware, on the host."""
+    around = [root.around(path) for path in _have_driver(libraries)]
+    bases = places.configurations(root, config_search_paths, data_dirs)
     found = [
-        where.host_path(f"{base}/{os.path.dirname(row.name)}")
-        for row in table.CONFIGS
-        for where, base in bases
+        (where, posixpath.join(base, posixpath.dirname(row.name)))
+        for rows, directories in ((table.CONFIGS, bases), (table.DATA, around))
+        for row in rows
+        for where, base in directories
     ]
-    firmware = places.firmware(root, os.uname().release)
-    return [*found, *(root.host_path(f"{path}/nvidia") for path in firmware)]
+    found += places.xorg(root, around)
+    for row in (*table.BINARIES, *table.CONFIGS, *table.XORGS):
+        for where, base in around:
+            private = private_directory(row, base)
+            if private is not None:
+                found.append((where, private))
+    on_host = [where.host_path(path) for where, path in found]
+    for path in places.firmware(root, os.uname().release):
+        directory = root.host_path(f"{path}/nvidia")
+        # Those of versions are in it, beside those of chips for another driver.
+        versions = [name for name in _names(directory) if name[0].isdigit()]
+        on_host += [directory, *(f"{directory}/{name}" for name in versions)]
+    return on_host
 
 
-def _names(directory: str) -> list[str] | None:
+def _firmware_paths(root: driver.DriverRoot, sys: str) -> list[str]:
+    return _unique([f"{sys}{places.FIRMWARE_PATH}", root.host_path(f"/sys{places.FIRMWARE_PATH}")])
+
+
+def _names(directory: str) -> list[str]:
     try:
         return sorted(os.listdir(directory))
     except OSError:
-        return None
+        return []
 
 
-def _mig_names(capabilities: str) -> list[str]:
-    found = []
-    for gpu in _names(capabilities) or ():
-        for gi in _names(f"{capabilities}/{gpu}/mig") or ():
-            found += [f"{gpu}/{gi}/{ci}" for ci in _names(f"{capabilities}/{gpu}/mig/{gi}") or ()]
+def _of_gpus(nvidia: str, sys: str, what: str) -> list[str]:
+    return [f"{sys}/{_DEVICES}/{bus_id}/{what}" for bus_id in _names(f"{nvidia}/gpus")]
+
+
+def _drm_links(nvidia: str, dev: str) -> list[str]:
+    return [
+        f"{dev}{nodes.BY_PATH}/pci-{bus_id}-{kind}"
+        for bus_id in _names(f"{nvidia}/gpus")
+        for kind in ("card", "render")
+    ]
+
+
+def _mig_directories(capabilities: str) -> list[str]:
+    """Return the directories whose names tell each instance that there is."""
+    found = [capabilities]
+    for gpu in _names(capabilities):
+        if gpu.startswith("gpu"):
+            migs = f"{capabilities}/{gpu}/mig"
+            found += [migs, *(f"{migs}/{name}" for name in _names(migs) if name.startswith("gi"))]
     return found
 
 
-def _nodes(dev_root: str) -> dict[str, list[int]]:
-    found = {}
-    for directory in _NODE_DIRECTORIES:
-        for name in _names(f"{dev_root}{directory}") or ():
-            if directory == "/dev" and not name.startswith("nvidia"):
-                continue
-            try:
-                status = os.lstat(f"{dev_root}{directory}/{name}")
-            except OSError:
-                continue
-            found[f"{directory}/{name}"] = [
-                *(status.st_mode, status.st_uid, status.st_gid, status.st_rdev)
-            ]
-    return found
+def _feature_nodes(dev: str) -> list[str]:
+    """Return patterns of nodes that _CONTROL_NODES leave, some of which the host can have, too."""
+    return _unique(
+        f"{root}{pattern}"
+        for feature, patterns in nodes.FEATURES.items()
+        for root in (dev, *([""] if feature in nodes.HOST_FEATURES else []))
+        for pattern in patterns
+        if root != dev or not pattern.startswith("/dev/nvidia")
+    )
+
+
+def _sockets(root: driver.DriverRoot, mps_directory: str) -> list[str]:
+    paths = [f"{run}/{row.name}" for row in table.SOCKETS for run in _RUN]
+    return [root.host_path(path) for path in (*paths, mps_directory)]

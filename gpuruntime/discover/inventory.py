@@ -3,11 +3,21 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Sequence
+from contextlib import contextmanager
 
-from gpuruntime.discover import driver, nodes, nvml
-from gpuruntime.errors import DiscoveryError
-from gpuruntime.model import Inventory
+from gpuruntime.discover import driver, nodes, nvml, platform, version
+from gpuruntime.errors import DiscoveryError, DriverError
+from gpuruntime.model import GDS, Driver, File, GpuNodes, Inventory
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# What goes with the nodes of storage: what udev knows of disks, and the settings of the library.
+UDEV = "/run/udev"
+CUFILE = "/etc/cufile.json"
 
 
 def discover(
@@ -17,54 +27,121 @@ def discover(
     library_search_path: Sequence[str] = (),
     config_search_path: Sequence[str] = (),
     management: bool = False,
+    strict: bool = True,
+    environment: bool = True,
     deadline_s: float = nvml.DEADLINE_S,
 ) -> Inventory:
     """Read the machine below *driver_root* and *dev_root*.
 
-    With *management* no GPU is asked for, and the nodes of all are taken. Raises DriverError if
-    the driver does not answer within *deadline_s*, DiscoveryError if files or nodes are missing.
+    With *management* no GPU is asked for, and the nodes of all are taken. If not *strict*, there
+    may be no GPU at all, and control nodes may be missing. With *environment*, its variables say
+    where else files are. Raises DriverError if the driver does not answer within *deadline_s*,
+    DiscoveryError if files or nodes are missing, ConfigError on a machine of another kind.
     """
     root = driver.DriverRoot(driver_root)
-    library = driver.find_nvml(root, library_search_path)
-    answer = nvml.query(library, deadline_s)
-    found = driver.find_driver(
-        root,
-        answer.driver_version,
-        library_search_path=library_search_path,
-        config_search_path=config_search_path,
-    )
-    dev = nodes.DevRoot(dev_root)
-    try:
+    with _dev_roots(dev_root) as (dev, host):
+        platform.refuse_wsl(root, dev)
+        try:
+            library = driver.find_nvml(root, library_search_path)
+        except DriverError:
+            platform.refuse_tegra(root)
+            raise
+        answer = nvml.query(library, deadline_s)
+        platform.refuse_integrated(answer.gpus)
+        found = driver.find_driver(
+            root,
+            answer.driver_version,
+            library_search_path=library_search_path,
+            config_search_path=config_search_path,
+            environment=environment,
+        )
         if management:
             return Inventory(
                 driver=found,
                 gpus=(),
                 control_nodes=(),
                 management_nodes=nodes.management_nodes(dev),
+                cuda_version=answer.cuda_version,
                 problems=answer.problems,
             )
         gpus, problems = nodes.gpu_nodes(answer.gpus, dev)
-        problems = (
-            *answer.problems,
-            *problems,
-            *(
-                f"GPU {item.gpu.index} is in MIG mode and has no MIG device"
-                for item in gpus
-                if item.gpu.mig_enabled and not item.mig
-            ),
-        )
-        if not gpus:
+        problems = (*answer.problems, *problems, *_without_mig_devices(gpus))
+        if strict and not gpus:
             raise DiscoveryError(
                 "no GPU can be used" + "".join(f"; {problem}" for problem in problems),
                 'check that "nvidia-smi -L" lists it on the host, which also makes the nodes'
                 if dev.path == "/" or answer.problems
                 else 'name the directory whose "dev" holds the nodes with "--dev-root"',
             )
+        features = nodes.feature_nodes(dev, host)
         return Inventory(
             driver=found,
             gpus=gpus,
-            control_nodes=nodes.control_nodes(dev),
+            control_nodes=nodes.control_nodes(dev, strict=strict),
+            features=features,
+            gds_files=_gds_files(root) if features[GDS] else (),
+            cuda_version=answer.cuda_version,
             problems=problems,
         )
+
+
+def discover_features(driver_root: str, dev_root: str) -> Inventory:
+    """Read what there is of model.FEATURES, for which the driver need not answer.
+
+    The inventory has nothing else but the version of the loaded module, "" if there is none.
+    Raises DiscoveryError.
+    """
+    root = driver.DriverRoot(driver_root)
+    with _dev_roots(dev_root) as (dev, host):
+        features = nodes.feature_nodes(dev, host)
+    loaded = version.of_module(root) or version.of_module(root.host)
+    return Inventory(
+        driver=Driver(version=loaded, libraries=(), files=()),
+        gpus=(),
+        control_nodes=(),
+        features=features,
+        gds_files=_gds_files(root) if features[GDS] else (),
+    )
+
+
+@contextmanager
+def _dev_roots(dev_root: str) -> Iterator[tuple[nodes.DevRoot, nodes.DevRoot]]:
+    """Give the dev root and the host's own, for which one may stand."""
+    dev = nodes.DevRoot(dev_root)
+    try:
+        host = dev if dev.path == "/" else nodes.DevRoot("/")
+        try:
+            yield dev, host
+        finally:
+            if host is not dev:
+                host.close()
     finally:
         dev.close()
+
+
+def _without_mig_devices(gpus: Sequence[GpuNodes]) -> list[str]:
+    return [
+        f"GPU {item.gpu.index} is in MIG mode and has no MIG device"
+        for item in gpus
+        if item.gpu.mig_enabled and not item.gpu.mig_devices
+    ]
+
+
+def _gds_files(root: driver.DriverRoot) -> tuple[File, ...]:
+    """Return what a container needs beside the nodes of storage, below *root* or on the host."""
+    found = []
+    for path in (UDEV, CUFILE):
+        for base in dict.fromkeys((root, root.host)):
+            real = _real(base, path)
+            if real:
+                host_path = base.host_path(real)
+                found.append(File(kind="config", host_path=host_path, container_path=path))
+                break
+    return tuple(found)
+
+
+def _real(base: driver.DriverRoot, path: str) -> str | None:
+    if path != UDEV:
+        return base.locate(path)
+    special = base.special(path)
+    return special[0] if special and stat.S_ISDIR(special[1].st_mode) else None

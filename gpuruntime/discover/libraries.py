@@ -8,6 +8,7 @@ import posixpath
 import re
 
 from gpuruntime.discover import places, table, version
+from gpuruntime.driver_version import of_name
 from gpuruntime.errors import DiscoveryError, GpuRuntimeError
 from gpuruntime.model import Library
 from gpuruntime.record import Record
@@ -102,7 +103,7 @@ def _read(scan: _Scan, directory: Directory, driver_version: str) -> None:
                 continue
             row = table.unknown(stem)
         if not _is_of(row, suffix, driver_version):
-            if table.VERSION in row.suffixes and version.of_name(name):
+            if table.VERSION in row.suffixes and of_name(name):
                 others.setdefault(stem, set()).add(suffix)
             continue
         if row.capability == table.NEVER or row.kind != table.LIBRARY:

@@ -12,6 +12,7 @@ import re
 import stat
 from collections.abc import Iterable
 
+from gpuruntime import model
 from gpuruntime.errors import DiscoveryError
 from gpuruntime.model import Gpu, GpuNodes, MigDevice, Node
 from gpuruntime.system.paths import Root
@@ -23,12 +24,24 @@ CAPS = "/dev/nvidia-caps"
 CHANNELS = "/dev/nvidia-caps-imex-channels"
 DRI = "/dev/dri"
 BY_PATH = "/dev/dri/by-path"
+# Where the nodes of each feature are: a name, or the beginning of names.
+FEATURES = {
+    model.GDS: ("/dev/nvidia-fs*",),
+    model.MOFED: ("/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs*"),
+    model.GDRCOPY: ("/dev/gdrdrv",),
+    model.NVSWITCH: ("/dev/nvidia-nvswitch*",),
+    model.IMEX: (f"{CHANNELS}/channel*",),
+}
+# Made by modules that are not the driver's, which a driver container need not have.
+HOST_FEATURES = (model.GDS, model.MOFED, model.GDRCOPY)
+_MIG_FEATURES = {model.MIG_CONFIG: "config", model.MIG_MONITOR: "monitor"}
 # Who looks after GPUs gets all but the nodes of storage and of the NVLink fabric.
 _NOT_MANAGED = ("nvidia-fs", "nvidia-nvswitch", "nvidia-nvlink")
 _MANAGED = ((CHANNELS, "channel"), (CAPS, "nvidia-cap"))
 _ALL_READ_WRITE = stat.S_IROTH | stat.S_IWOTH
 _MAX_MINORS_BYTES = 4 << 20
 _MINORS_LINE = re.compile(r"^(\S+) ([0-9]{1,9})$", re.MULTILINE)
+_NUMBER = re.compile(r"([0-9]+)")
 _MINOR_LINE = re.compile(r"^DeviceFileMinor:\s*([0-9]{1,9})\s*$", re.MULTILINE)
 
 
@@ -75,6 +88,18 @@ class DevRoot:
             group=0 if is_everybodys else status.st_gid,
         )
 
+    def exists(self, path: str) -> bool:
+        """Tell whether there is a node, or anything else, at the container path *path*."""
+        parent, name = posixpath.split(path)
+        directory = self._directory(parent)
+        if directory is None:
+            return False
+        try:
+            os.stat(name, dir_fd=directory[0], follow_symlinks=False)
+        except OSError:
+            return False
+        return True
+
     def nodes(self, directory: str, prefix: str) -> list[Node]:
         """Return the nodes in *directory* whose names begin with *prefix*, sorted."""
         opened = self._directory(directory)
@@ -107,17 +132,17 @@ class DevRoot:
         return self._directories[path]
 
 
-def control_nodes(dev: DevRoot) -> tuple[Node, ...]:
+def control_nodes(dev: DevRoot, *, strict: bool = True) -> tuple[Node, ...]:
     """Return the control nodes that exist, sorted.
 
-    Raises DiscoveryError if one is missing without which CUDA cannot work.
+    Raises DiscoveryError if one is missing without which CUDA cannot work, if *strict*.
     """
     found = []
     for name in CONTROL:
         node = dev.node(f"/dev/{name}")
         if node is not None:
             found.append(node)
-        elif name in REQUIRED:
+        elif strict and name in REQUIRED:
             raise DiscoveryError(
                 f'no device node "/dev/{name}" below the dev root "{dev.path}"',
                 _elsewhere(f"/dev/{name}", dev) or 'run "nvidia-modprobe -u -c 0" on the host',
@@ -142,34 +167,85 @@ def management_nodes(dev: DevRoot) -> tuple[Node, ...]:
     return tuple(found)
 
 
+def feature_nodes(
+    dev: DevRoot, host: DevRoot, *, proc: str = "/proc"
+) -> dict[str, tuple[Node, ...]]:
+    """Return the nodes of each of model.FEATURES, those with numbers in their order.
+
+    For features of other modules than the driver's, those of *host* where *dev* has none.
+    """
+    found = {}
+    for feature, patterns in FEATURES.items():
+        nodes = _matching(dev, patterns)
+        if not nodes and feature in HOST_FEATURES:
+            nodes = _matching(host, patterns)
+        found[feature] = nodes
+    capabilities = _Capabilities(proc)
+    for feature, name in _MIG_FEATURES.items():
+        minor = capabilities.minor(name)
+        node = None if minor is None else dev.node(f"{CAPS}/nvidia-cap{minor}")
+        found[feature] = () if node is None else (node,)
+    return found
+
+
+def _matching(dev: DevRoot, patterns: Iterable[str]) -> tuple[Node, ...]:
+    found: list[Node] = []
+    for pattern in patterns:
+        directory, name = posixpath.split(pattern)
+        if name.endswith("*"):
+            found += dev.nodes(directory, name[:-1])
+        else:
+            node = dev.node(pattern)
+            found += [] if node is None else [node]
+    return tuple(sorted(found, key=_with_numbers))
+
+
+def _with_numbers(node: Node) -> list[tuple[int, str]]:
+    """Return a key that sorts channel10 behind channel9."""
+    parts = _NUMBER.split(node.container_path)
+    return [(int(part), "") if at % 2 else (0, part) for at, part in enumerate(parts)]
+
+
 def gpu_nodes(
     gpus: Iterable[Gpu], dev: DevRoot, *, proc: str = "/proc", sys: str = "/sys"
 ) -> tuple[tuple[GpuNodes, ...], tuple[str, ...]]:
-    """Return *gpus* with their nodes, and why any of them is left out.
+    """Return *gpus* with their nodes, and why any of them or of their MIG devices is left out.
 
-    Raises DiscoveryError where a MIG device has no capability node: with that of its GPU alone, a
-    container would see a GPU that it cannot use.
+    That is also a MIG device without capability nodes: with that of its GPU alone, a container
+    would see a GPU that it cannot use.
     """
     capabilities = _Capabilities(proc)
-    found, problems = [], []
+    found: list[GpuNodes] = []
+    problems: list[str] = []
     for gpu in gpus:
         path = f"/dev/nvidia{gpu.minor}"
         node = dev.node(path)
         if node is None:
-            where = "" if dev.path == "/" else f' below the dev root "{dev.path}"'
-            problems.append(f'GPU {gpu.index} is left out: no device node "{path}"{where}')
+            problems.append(f"GPU {gpu.index} is left out: {_no_node(path, dev)}")
             continue
         drm = _drm_nodes(gpu, dev, sys)
+        migs: list[tuple[MigDevice, Node, Node]] = []
+        for mig in gpu.mig_devices:
+            granting, problem = _mig_nodes(gpu, mig, dev, capabilities)
+            if problem:
+                problems.append(f"MIG device {gpu.index}:{mig.index} is left out: {problem}")
+            else:
+                migs.append((mig, granting[0], granting[1]))
         found.append(
             GpuNodes(
                 gpu=gpu,
                 node=node,
                 drm=drm,
                 links=_by_path_links(gpu, drm, dev),
-                mig=tuple(_mig_nodes(gpu, mig, dev, capabilities) for mig in gpu.mig_devices),
+                mig=tuple(migs),
             )
         )
     return tuple(found), tuple(problems)
+
+
+def _no_node(path: str, dev: DevRoot) -> str:
+    where = "" if dev.path == "/" else f' below the dev root "{dev.path}"'
+    return f'no device node "{path}"{where}'
 
 
 def _elsewhere(path: str, dev: DevRoot) -> str | None:
@@ -204,30 +280,25 @@ def _by_path_links(gpu: Gpu, drm: tuple[Node, ...], dev: DevRoot) -> tuple[str, 
 
 def _mig_nodes(
     gpu: Gpu, mig: MigDevice, dev: DevRoot, capabilities: _Capabilities
-) -> tuple[MigDevice, Node, Node]:
-    """Return *mig* with the nodes that grant its GPU instance and its compute instance."""
-    what = f"MIG device {gpu.index}:{mig.index}"
+) -> tuple[list[Node], str]:
+    """Return the nodes that grant the GPU instance and the compute instance of *mig*, or why not.
+
+    The second is "" if the first has both.
+    """
     instance = f"gpu{gpu.minor}/gi{mig.gpu_instance}"
-    names = (f"{instance}/access", f"{instance}/ci{mig.compute_instance}/access")
     nodes = []
-    for name in names:
+    for name in (f"{instance}/access", f"{instance}/ci{mig.compute_instance}/access"):
         minor = capabilities.minor(name)
         file = capabilities.file(name)
         if minor is None:
-            raise DiscoveryError(
-                f'{what} has no capability: neither "{capabilities.minors_file}" nor "{file}" '
-                f"tells the minor of {name}",
-                'check that "nvidia-smi -L" lists the MIG device on the host',
-            )
-        path = f"{CAPS}/nvidia-cap{minor}"
-        node = dev.node(path)
+            why = f'neither "{capabilities.minors_file}" nor "{file}" tells the minor of {name}'
+            return [], why
+        node = dev.node(f"{CAPS}/nvidia-cap{minor}")
         if node is None:
-            raise DiscoveryError(
-                f'{what} cannot be used: no device node "{path}" below the dev root "{dev.path}"',
-                f'run "nvidia-modprobe -f {file}", or "nvidia-smi", on the host',
-            )
+            missing = _no_node(f"{CAPS}/nvidia-cap{minor}", dev)
+            return [], f'{missing}, which "nvidia-modprobe -f {file}" makes'
         nodes.append(node)
-    return mig, nodes[0], nodes[1]
+    return nodes, ""
 
 
 class _Capabilities:
@@ -239,9 +310,12 @@ class _Capabilities:
         self._minors: dict[str, str] | None = None
 
     def file(self, name: str) -> str:
-        """Return the file of the capability *name*, `gpu0/gi1/access`, in the driver's tree."""
-        gpu, _, rest = name.partition("/")
-        return f"{self._tree}/{gpu}/mig/{rest}"
+        """Return the file of the capability *name*, `gpu0/gi1/access`, in the driver's tree.
+
+        Or of `config`, which is not of one GPU.
+        """
+        gpu, slash, rest = name.partition("/")
+        return f"{self._tree}/{gpu}/mig/{rest}" if slash else f"{self._tree}/mig/{name}"
 
     def minor(self, name: str) -> int | None:
         """Return the minor of the node that grants *name*; None if the driver names none."""

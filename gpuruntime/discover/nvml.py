@@ -17,7 +17,7 @@ import signal
 import time
 from typing import Any, NoReturn
 
-from gpuruntime.discover import version
+from gpuruntime.driver_version import of_module_text, of_name
 from gpuruntime.errors import DriverError, escape
 from gpuruntime.model import Gpu, MigDevice
 from gpuruntime.record import Record
@@ -44,7 +44,17 @@ _VERSIONS = {
         "nvmlDeviceGetHandleByIndex_v2",
         "nvmlDeviceGetHandleByIndex",
     ),
+    "nvmlSystemGetCudaDriverVersion": (
+        "nvmlSystemGetCudaDriverVersion_v2",
+        "nvmlSystemGetCudaDriverVersion",
+    ),
 }
+# nvmlBrandType_t, in order, as requirements spell it.
+_BRANDS = (
+    *("unknown", "quadro", "tesla", "nvs", "grid", "geforce", "titan"),
+    *("nvidiavapps", "nvidiavpc", "nvidiavcs", "nvidiavws", "nvidiacloudgaming"),
+    *("quadrortx", "nvidiartx", "nvidia", "geforcertx", "titanrtx"),
+)
 # NVML's own limits, and what no answer exceeds.
 _TEXT_BYTES, _LONG_TEXT_BYTES = 96, 4096
 # nvmlPciInfo_t: the bus id is at the end, and in older versions at the start, with 4 digits.
@@ -57,14 +67,19 @@ _UUID = re.compile(r"[!-~]{1,200}\Z")
 
 
 class Answer(Record):
-    """What NVML says: the driver's version if it knows, the GPUs, and what is left out and why."""
+    """What NVML says: the driver's versions if it knows, the GPUs, what is left out and why."""
 
-    __slots__ = ("driver_version", "gpus", "problems")
+    __slots__ = ("cuda_version", "driver_version", "gpus", "problems")
 
     def __init__(
-        self, driver_version: str | None, gpus: tuple[Gpu, ...], problems: tuple[str, ...]
+        self,
+        driver_version: str | None,
+        cuda_version: str,
+        gpus: tuple[Gpu, ...],
+        problems: tuple[str, ...],
     ) -> None:
         self.driver_version = driver_version
+        self.cuda_version = cuda_version
         self.gpus = gpus
         self.problems = problems
 
@@ -112,7 +127,9 @@ def query(library: str, deadline_s: float = DEADLINE_S, *, proc: str = "/proc") 
         Gpu(**{**gpu, "mig_devices": tuple(MigDevice(**mig) for mig in gpu["mig_devices"])})
         for gpu in answer["gpus"]
     )
-    return Answer(answer["driver_version"], gpus, tuple(answer["problems"]))
+    return Answer(
+        answer["driver_version"], answer["cuda_version"], gpus, tuple(answer["problems"])
+    )
 
 
 def _read(reader: int, end: float) -> bytes | None:
@@ -173,7 +190,7 @@ def _how(status: int | None) -> str:
 def _failure(library: str, text: str, code: int | None, proc: str) -> DriverError:
     message = f'NVML of "{library}": {text}'
     if code == _DRIVER_MISMATCH:
-        versions = version.of_name(os.path.realpath(library)), module_version(proc)
+        versions = of_name(os.path.realpath(library)), module_version(proc)
         ours, loaded = (known or "of unknown version" for known in versions)
         return DriverError(
             f"{message}: the library is {ours}, the loaded kernel module {loaded}",
@@ -191,7 +208,7 @@ def module_version(proc: str = "/proc") -> str | None:
             first = stream.readline(4096)
     except OSError:
         return None
-    return version.of_module_text(first) or None
+    return of_module_text(first) or None
 
 
 # From here on: what the child does.
@@ -329,11 +346,18 @@ def _ask(library: str, proc: str) -> dict[str, Any]:
         except _NvmlError as error:
             # One GPU that fell off the bus does not cost the others.
             problems.append(f"GPU {index} is left out: {error}")
-    try:
-        driver_version = nvml.text("nvmlSystemGetDriverVersion") or None
-    except _NvmlError:
-        driver_version = None
-    return {"driver_version": driver_version, "gpus": gpus, "problems": problems}
+    return {
+        "driver_version": _unless_error(nvml.text, "nvmlSystemGetDriverVersion") or None,
+        "cuda_version": _cuda_version(nvml),
+        "gpus": gpus,
+        "problems": problems,
+    }
+
+
+def _cuda_version(nvml: _Nvml) -> str:
+    """Return the newest version of CUDA that the driver runs, "" if NVML does not tell."""
+    number = _unless_error(nvml.number, "nvmlSystemGetCudaDriverVersion")
+    return f"{number // 1000}.{number % 1000 // 10}" if number else ""
 
 
 def _gpu(nvml: _Nvml, index: int, proc: str, problems: list[str]) -> dict[str, Any]:
@@ -347,6 +371,8 @@ def _gpu(nvml: _Nvml, index: int, proc: str, problems: list[str]) -> dict[str, A
         "minor": _minor(nvml, device, bus_id, proc),
         "name": _optional(nvml.text, "nvmlDeviceGetName", device) or "",
         "bus_id": bus_id,
+        "architecture": _architecture(nvml, device),
+        "brand": _brand(nvml, device),
         "mig_enabled": False,
         "mig_devices": [],
     }
@@ -401,6 +427,33 @@ def _optional(ask: Any, *arguments: object) -> Any:  # noqa: ANN401 (what *ask* 
         if error.code not in _NOT_HERE:
             raise
         return None
+
+
+def _unless_error(ask: Any, *arguments: object) -> Any:  # noqa: ANN401 (what *ask* returns)
+    """Return what *ask* returns, None for any error: for what no container depends on alone."""
+    try:
+        return ask(*arguments)
+    except _NvmlError:
+        return None
+
+
+def _architecture(nvml: _Nvml, device: ctypes.c_void_p) -> str:
+    """Return the compute capability, "" if NVML does not tell."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    references = ctypes.byref(major), ctypes.byref(minor)
+    try:
+        nvml.call("nvmlDeviceGetCudaComputeCapability", device, *references)
+    except _NvmlError:
+        return ""
+    return f"{major.value}.{minor.value}"
+
+
+def _brand(nvml: _Nvml, device: ctypes.c_void_p) -> str:
+    """Return the brand as requirements spell it, "" if NVML does not tell."""
+    number = _unless_error(nvml.number, "nvmlDeviceGetBrand", device)
+    if number is None:
+        return ""
+    return _BRANDS[number] if number < len(_BRANDS) else _BRANDS[0]
 
 
 def _uuid(nvml: _Nvml, device: ctypes.c_void_p, what: str, problems: list[str]) -> str:

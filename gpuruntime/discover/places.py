@@ -66,7 +66,8 @@ BINARIES = (
     "/run/current-system/sw/bin",
 )
 _DATA = ("/usr/local/share", "/usr/share")
-_FIRMWARE_PATH = "/sys/module/firmware_class/parameters/path"
+# Below /sys.
+FIRMWARE_PATH = "/module/firmware_class/parameters/path"
 _NIXOS_DATA = "/run/opengl-driver/share"
 
 
@@ -140,17 +141,19 @@ def _cached(root: DriverRoot) -> list[str]:
         paths = [text for text in (data or b"").split(b"\0") if text.endswith(known)]
         found = [os.fsdecode(path[path.index(b"/") :]) for path in paths]
         return [posixpath.dirname(path) for path in found]
-    return [posixpath.dirname(row[1]) for row in entries if _is_drivers(row[0])]
+    return [posixpath.dirname(row[1]) for row in entries if is_drivers(row[0])]
 
 
-def _is_drivers(name: str) -> bool:
+def is_drivers(name: str) -> bool:
+    """Tell whether *name* is that of a library of the driver."""
     return "nvidia" in name or name.startswith(("libcuda.so", "libcudadebugger", "libnvoptix"))
 
 
 def _configured(root: DriverRoot, path: str, seen: set[str]) -> list[str]:
     """Return the directories that the ld.so.conf *path* and what it includes name.
 
-    Each file is read once: includes may go round, or come to more than there are files.
+    Each file is read once: includes may go round, or come to more than there are files. *seen*
+    gets the files, and the directories in which others can be included.
     """
     if path in seen or len(seen) > MAX_CONF_FILES:
         return []
@@ -165,10 +168,19 @@ def _configured(root: DriverRoot, path: str, seen: set[str]) -> list[str]:
             # A directory, behind which old files have "=TYPE".
             found.append(words[0].partition("=")[0].rstrip("/") or "/")
         else:
-            for pattern in words[1:]:
-                for included in _matching(root, posixpath.join(posixpath.dirname(path), pattern)):
+            for word in words[1:]:
+                pattern = posixpath.join(posixpath.dirname(path), word)
+                for included in _matching(root, pattern):
                     found += _configured(root, included, seen)
+                seen.add(posixpath.dirname(pattern) if "*" in pattern else pattern)
     return [path for path in found if path.startswith("/")]
+
+
+def loader_configuration(root: DriverRoot) -> list[str]:
+    """Return the files that say where the loader looks, and the directories that can have more."""
+    found: set[str] = set()
+    _configured(root, "/etc/ld.so.conf", found)
+    return sorted(found)
 
 
 def _matching(root: DriverRoot, pattern: str) -> list[str]:
@@ -208,9 +220,9 @@ def xorg(
 
 def firmware(root: DriverRoot, kernel_release: str) -> list[str]:
     """Return where the kernel *kernel_release* looks for firmware, below *root*."""
-    parameter = root.read(_FIRMWARE_PATH, MAX_CONF_BYTES)
+    parameter = root.read(f"/sys{FIRMWARE_PATH}", MAX_CONF_BYTES)
     if parameter is None:
-        parameter = root.host.read(_FIRMWARE_PATH, MAX_CONF_BYTES) or b""
+        parameter = root.host.read(f"/sys{FIRMWARE_PATH}", MAX_CONF_BYTES) or b""
     path = parameter.decode("utf-8", "surrogateescape").strip()
     if root.path != "/" and path.startswith(f"{root.path}/"):
         # A driver container has told the host's kernel to look in it.

@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import re
-
 from gpuruntime.discover.places import CUDA_NAME, NVML_NAME
+from gpuruntime.driver_version import VERSION, of_module_text, of_name
 from gpuruntime.errors import DriverError
 
 TYPE_CHECKING = False
@@ -16,9 +15,6 @@ if TYPE_CHECKING:
 
 MODULE = "/proc/driver/nvidia/version"
 _MAX_BYTES = 64 << 10
-# "Kernel Module  550.163.01  …", or "Open Kernel Module for x86_64  550.163.01  …".
-_MODULE_VERSION = re.compile(r"Kernel Module\b.*?\s([0-9]+(?:\.[0-9]+)+)(?:\s|$)")
-_VERSION = re.compile(r"[0-9]+(?:\.[0-9]+)+\Z")
 
 
 def of_module(root: DriverRoot) -> str:
@@ -27,21 +23,9 @@ def of_module(root: DriverRoot) -> str:
     return of_module_text(data.decode("utf-8", "replace"))
 
 
-def of_module_text(text: str) -> str:
-    """Return the version in what the loaded module says of itself, "" if there is none."""
-    match = _MODULE_VERSION.search(text)
-    return match[1] if match else ""
-
-
-def of_name(name: str) -> str:
-    """Return the driver's version in the name of a library, "" if it has none."""
-    suffix = name.partition(".so.")[2]
-    return suffix if _VERSION.match(suffix) else ""
-
-
 def checked(version: str) -> str:
     """Return *version*, which somebody else says; raise DriverError if it is none."""
-    if _VERSION.match(version):
+    if VERSION.match(version):
         return version
     raise DriverError(
         f'cannot determine the driver version: "{version}"', 'check that "nvidia-smi" works'

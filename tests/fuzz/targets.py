@@ -27,6 +27,8 @@ from cdi.complete import complete
 from cdi.edits import apply
 from cdi.errors import CdiError
 from cdi.inject import inject
+from gpuruntime import requirements
+from gpuruntime.errors import RequestError, escape
 
 TREE = Path(__file__).parents[2]
 CORPUS = TREE / "tests/data/cdi"
@@ -199,6 +201,59 @@ def _deduplicated(config: Any) -> Any:
     return result
 
 
+REQUIREMENT_TOKENS = (
+    *("cuda", "driver", "arch", "brand", "CUDA", "gpus", "é", "\0", "\n", "v", "x", "٣"),
+    *("<", ">", "=", "!", "<=", ">=", "!=", ",", ",", " ", " ", "\t", "\u2028", "-", "+"),
+    *("12.4", "12.8", "550.54.14", "8.0", "0", "9" * 40, "0" * 5000, ".", "tesla", "unknown"),
+    *("cuda>=12.4", "cuda>=12.8 brand=tesla,driver>=470,driver<471", "brand!=grid", "gpus>=8"),
+)
+REQUIREMENT_HOSTS = (
+    requirements.Facts(),
+    requirements.Facts("12.4", "550.54.14"),
+    requirements.Facts("12.4", "550.54.14", ((0, "8.0", "tesla"), (1, "9.0", "unknown"))),
+    requirements.Facts("", "x", ((0, "", ""), (1, "8.0", "grid"))),
+)
+
+
+def require(rng: random.Random, texts: list[str], place: Path) -> None:
+    """Check random requirements: what is malformed is so everywhere, one unmet fails them all."""
+    del texts, place
+    strings = ["".join(rng.choices(REQUIREMENT_TOKENS, k=rng.randint(0, 9))) for _ in range(3)]
+    strings[0] *= rng.choice((1, 1, 1, 400))
+    for host in REQUIREMENT_HOSTS:
+        whole = _error_of_requirements(strings, host)
+        single = {_error_of_requirements([text], host) for text in strings}
+        for kind in ("invalid constraint", "requirements not met", ""):
+            if kind in single:
+                break
+        if whole != kind:
+            raise AssertionError(f"{whole!r}, of each {single}")
+        if (kind == "invalid constraint") != (
+            _error_of_requirements(strings, REQUIREMENT_HOSTS[0]) == "invalid constraint"
+        ):
+            raise AssertionError("it depends on the host whether it is malformed")
+    version = "".join(rng.choices(("9", "0", ".", ".", "v", "x", "4294967296", "-"), k=5))
+    try:
+        requirement = requirements.of_cuda_version(version)
+    except RequestError:
+        return
+    if _error_of_requirements([requirement], REQUIREMENT_HOSTS[0]):
+        raise AssertionError(f"{version!r} gives {requirement!r}")
+
+
+def _error_of_requirements(strings: list[str], host: requirements.Facts) -> str:
+    """Return the kind of the error, or nothing; raise if too much is said."""
+    try:
+        said = [escape(sentence) for sentence in requirements.check(strings, host)]
+        kind = ""
+    except RequestError as error:
+        said = [error.lines()]
+        kind = error.message.partition(":")[0]
+    if sum(map(len, said)) > 8000:
+        raise AssertionError(f"says {sum(map(len, said))} characters")
+    return kind
+
+
 def random_config(rng: random.Random) -> dict[str, Any]:
     """Return an OCI config as engines write them, with sections missing at times."""
     sections: dict[str, Any] = {
@@ -218,6 +273,7 @@ TARGETS: dict[str, tuple[Callable[[random.Random, list[str], Path], None], list[
     "load": (load, ["cdi/document.py", "cdi/registry.py", "cdi/yamlio.py", "cdi/quick.py"]),
     "save": (save, ["cdi/generate.py", "cdi/document.py"]),
     "twice": (twice, ["cdi/edits.py", "cdi/complete.py", "cdi/inject.py"]),
+    "require": (require, ["gpuruntime/requirements.py"]),
 }
 
 

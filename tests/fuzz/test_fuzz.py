@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from fuzz import targets
 
-EXECUTIONS = {"load": 4000, "save": 1000, "twice": 1000}
+EXECUTIONS = {"load": 4000, "save": 1000, "twice": 1000, "require": 1000}
 
 
 @pytest.mark.property

@@ -11,6 +11,8 @@
  *   cuda 12040
  *   initdelay_us 0                      sleep in nvmlInit, as a cold driver does
  *   gpu UUID MINOR BUSID MEM_MIB MIG(0|1) NAME WITH SPACES
+ *   arch GPU MAJOR MINOR                its compute capability, 9.0 by default
+ *   brand GPU NUMBER                    nvmlBrandType_t, 14 (NVIDIA) by default
  *   mig GPU INDEX UUID GI CI GI_SLICES CI_SLICES MEM_MIB
  *   fault init-fails [CODE]             nvmlInit returns CODE (9: driver not loaded)
  *   fault init-hangs                    nvmlInit never returns
@@ -79,6 +81,9 @@ struct gpu {
     int mig_mode;
     int lost;
     int nobusid;
+    int arch_major;
+    int arch_minor;
+    unsigned brand;
     unsigned domain;
     unsigned bus;
     unsigned device;
@@ -129,7 +134,7 @@ static void unescape(char *text)
 
 static void parse_gpu(const char *line)
 {
-    struct gpu gpu = {.kind = GPU, .index = host.gpu_count};
+    struct gpu gpu = {.kind = GPU, .index = host.gpu_count, .arch_major = 9, .brand = 14};
     char bus_id[32];
     int name_at = 0;
 
@@ -162,6 +167,32 @@ static void parse_mig(const char *line)
     host.gpus[gpu].migs[mig.index] = mig;
 }
 
+static int is_gpu(int number)
+{
+    return number >= 0 && number < MAX_GPUS;
+}
+
+static void parse_arch(const char *line)
+{
+    int gpu;
+    int major;
+    int minor;
+
+    if (sscanf(line, "arch %d %d %d", &gpu, &major, &minor) != 3 || !is_gpu(gpu))
+        return;
+    host.gpus[gpu].arch_major = major;
+    host.gpus[gpu].arch_minor = minor;
+}
+
+static void parse_brand(const char *line)
+{
+    int gpu;
+    unsigned brand;
+
+    if (sscanf(line, "brand %d %u", &gpu, &brand) == 2 && is_gpu(gpu))
+        host.gpus[gpu].brand = brand;
+}
+
 static void parse_failure(const char *fault)
 {
     struct failure failure = {.gpu = -1};
@@ -169,11 +200,6 @@ static void parse_failure(const char *fault)
     if (host.failure_count < MAX_FAILURES &&
         sscanf(fault, "fails %63s %d %d", failure.function, &failure.code, &failure.gpu) >= 2)
         host.failures[host.failure_count++] = failure;
-}
-
-static int is_gpu(int number)
-{
-    return number >= 0 && number < MAX_GPUS;
 }
 
 static void parse_fault(const char *fault)
@@ -233,6 +259,10 @@ static int load(void)
             parse_gpu(line);
         else if (strncmp(line, "mig ", 4) == 0)
             parse_mig(line);
+        else if (strncmp(line, "arch ", 5) == 0)
+            parse_arch(line);
+        else if (strncmp(line, "brand ", 6) == 0)
+            parse_brand(line);
         else if (strncmp(line, "driver ", 7) == 0)
             sscanf(line, "driver %79s", host.driver);
         else if (strncmp(line, "nvml ", 5) == 0)
@@ -610,22 +640,22 @@ EXPORT nvml_return nvmlDeviceGetMemoryInfo(void *handle, struct memory *out)
 EXPORT nvml_return nvmlDeviceGetBrand(void *handle, unsigned *brand)
 {
     REQUIRE(handle);
-    *brand = 14; /* NVML_BRAND_NVIDIA */
+    *brand = gpu_behind(handle)->brand;
     return SUCCESS;
 }
 
 EXPORT nvml_return nvmlDeviceGetArchitecture(void *handle, unsigned *architecture)
 {
     REQUIRE(handle);
-    *architecture = 9; /* NVML_DEVICE_ARCH_HOPPER */
+    *architecture = gpu_behind(handle)->arch_major; /* 9: NVML_DEVICE_ARCH_HOPPER */
     return SUCCESS;
 }
 
 EXPORT nvml_return nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor)
 {
     REQUIRE(handle);
-    *major = 9;
-    *minor = 0;
+    *major = gpu_behind(handle)->arch_major;
+    *minor = gpu_behind(handle)->arch_minor;
     return SUCCESS;
 }
 

@@ -10,8 +10,8 @@ import fnmatch
 import grp
 import os
 import stat
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from artefacts import cuda_version
@@ -31,6 +31,17 @@ FAR_DOMAIN = 0x10000
 OTHER_FAULTS = ("nosymbol", "nonode", "no-mig-minors", "no-capabilities")
 NVIDIA_MAJOR = 195
 DRM_MAJOR = 226
+# What has nodes of its own, made by other modules or other programs: module, names of the nodes.
+FEATURES = {
+    "gds": ("nvidia-fs", ("nvidia-fs0", "nvidia-fs1", "nvidia-fs10", "nvidia-fs2")),
+    "mofed": ("infiniband_verbs", ("infiniband/rdma_cm", "infiniband/uverbs0")),
+    "gdrcopy": ("gdrdrv", ("gdrdrv",)),
+    "nvswitch": ("nvidia-nvswitch", ("nvidia-nvswitch0", "nvidia-nvswitchctl")),
+    "imex": (
+        "nvidia-caps-imex-channels",
+        tuple(f"nvidia-caps-imex-channels/channel{number}" for number in (0, 2, 10)),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -53,6 +64,8 @@ class Gpu:
     card: int
     name: str
     migs: tuple[Mig, ...] | None
+    arch: str = "9.0"
+    brand: int = 14  # of nvmlBrandType_t: NVIDIA
 
     @property
     def capabilities(self) -> list[str]:
@@ -84,6 +97,8 @@ class Host:
     modify_device_files: bool
     majors: dict[str, int]
     faults: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    cuda: int = 0
 
     def faults_named(self, name: str) -> list[str]:
         """Return the argument of each fault *name*, "" where it has none."""
@@ -110,8 +125,21 @@ class Host:
         minors = mig_minors(len(self.gpus))
         granted = [minors[name] for gpu in self.gpus for name in gpu.capabilities]
         nodes += [Node(f"nvidia-caps/nvidia-cap{minor}", caps, minor, 0o444) for minor in granted]
+        for feature in self.features:
+            module, paths = FEATURES[feature]
+            major = self.majors[module]
+            nodes += [Node(path, major, minor, 0o666) for minor, path in enumerate(paths)]
         missing = self.faults_named("nonode")
         return [n for n in nodes if not any(fnmatch.fnmatch(n.path, m) for m in missing)]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the fake NVML says that is not the usual: CUDA's version, and facts by GPU."""
+
+    cuda: int = 0
+    archs: Mapping[int, str] = field(default_factory=dict)
+    brands: Mapping[int, int] = field(default_factory=dict)
 
 
 def plan_host(
@@ -122,17 +150,20 @@ def plan_host(
     names: dict[int, str] | None = None,
     migs: dict[int, int] | None = None,
     faults: Sequence[str] = (),
+    features: Sequence[str] = (),
+    facts: Facts | None = None,
 ) -> Host:
     """Return a host of *count* GPUs whose dynamic majors nothing on this machine uses.
 
     *names* are those of GPUs that are no usual one; *migs* says how many MIG devices a GPU in MIG
-    mode has.
+    mode has. *features*, of FEATURES, have their nodes.
     """
-    names, migs = names or {}, migs or {}
+    names, migs, facts = names or {}, migs or {}, facts or Facts()
     taken = _taken_majors(Path("/proc/devices").read_text(encoding="ascii"))
     majors = {}
     # A node with a major in use here would open somebody else's device.
-    for name, preferred in (("nvidia-uvm", 511), ("nvidia-caps", 236)):
+    others = ((FEATURES[name][0], 235) for name in features)
+    for name, preferred in (("nvidia-uvm", 511), ("nvidia-caps", 236), *others):
         majors[name] = next(major for major in range(preferred, 0, -1) if major not in taken)
         taken.add(majors[name])
     card = 1
@@ -150,10 +181,15 @@ def plan_host(
             card + index,
             names.get(index, MODEL),
             _migs(index, migs[index]) if index in migs else None,
+            facts.archs.get(index, Gpu.arch),
+            facts.brands.get(index, Gpu.brand),
         )
         for index in range(count)
     )
-    return Host(version, gpus, modify_device_files, majors, tuple(faults))
+    cuda = facts.cuda or cuda_version(version)
+    return Host(
+        *(version, gpus, modify_device_files, majors, tuple(faults), tuple(features)), cuda=cuda
+    )
 
 
 def _bus_id(index: int) -> str:
@@ -181,11 +217,13 @@ def nvml_conf(host: Host) -> str:
     lines = [
         f"driver {host.version}",
         f"nvml 12.{host.version}",
-        f"cuda {cuda_version(host.version)}",
+        f"cuda {host.cuda}",
         *(
             f"gpu {g.uuid} {g.index} {g.bus_id} {MEMORY_MIB} {int(g.migs is not None)} {g.name}"
             for g in host.gpus
         ),
+        *(f"arch {g.index} {g.arch.replace('.', ' ')}" for g in host.gpus),
+        *(f"brand {g.index} {g.brand}" for g in host.gpus),
         *(
             f"mig {g.index} {m.index} {m.uuid} {m.gpu_instance} {m.compute_instance} 1 1 "
             f"{MIG_MEMORY_MIB}"

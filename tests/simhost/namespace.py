@@ -33,6 +33,8 @@ CLONE_NEWCGROUP = 0x02000000
 CLONE_NEWPID = 0x20000000
 PR_SET_PDEATHSIG = 1
 
+# Directories and nodes of which the simulated host has its own, if any.
+SIMULATED = ("dri", "gdrdrv", "infiniband")
 STATE = Path("/run/simhost")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -278,7 +280,7 @@ def _show_dev(host: kernelside.Host) -> None:
 def _copy_nodes(source: Path, target: Path, mounted: Sequence[Path]) -> None:
     for entry in os.scandir(source):
         path = Path(entry.path)
-        if path in mounted or entry.name.startswith("nvidia") or entry.name == "dri":
+        if path in mounted or entry.name.startswith("nvidia") or entry.name in SIMULATED:
             continue
         copy = target / entry.name
         found = entry.stat(follow_symlinks=False)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import select
 import signal
 import sys
@@ -86,6 +87,34 @@ def _parser() -> argparse.ArgumentParser:
         metavar="GPU:NAME",
         help="this GPU's product name, \\xNN for odd bytes; repeatable",
     )
+    run_parser.add_argument(
+        "--gpu-arch",
+        action="append",
+        default=[],
+        metavar="GPU:MAJOR.MINOR",
+        help="this GPU's compute capability (default 9.0); repeatable",
+    )
+    run_parser.add_argument(
+        "--gpu-brand",
+        action="append",
+        default=[],
+        metavar="GPU:NUMBER",
+        help="this GPU's brand in NVML's numbers (default 14, NVIDIA); repeatable",
+    )
+    run_parser.add_argument(
+        "--cuda",
+        type=int,
+        default=0,
+        metavar="NUMBER",
+        help="newest CUDA of the driver, 12040 for 12.4 (default: by its version)",
+    )
+    run_parser.add_argument(
+        "--feature",
+        action="append",
+        default=[],
+        choices=list(kernelside.FEATURES),
+        help="has its device nodes; repeatable",
+    )
     run_parser.add_argument("--modify-device-files", type=int, choices=[0, 1], default=1)
     run_parser.add_argument(
         "--driver-root", type=Path, help='a real user space, from "make driver-root"'
@@ -136,6 +165,8 @@ def run(options: argparse.Namespace) -> int:
         names=names,
         migs=migs,
         faults=options.fault,
+        features=options.feature,
+        facts=_facts(options),
     )
 
     # Signals wait to be taken up by the loops below; the command gets its mask back.
@@ -169,6 +200,17 @@ def _of_gpu(option: str, word: str, gpus: int) -> tuple[int, str]:
     if not (colon and index.isdecimal() and int(index) < gpus):
         raise SimhostError(f'{option} "{word}" is not GPU:VALUE of one of {gpus} GPUs')
     return int(index), value
+
+
+def _facts(options: argparse.Namespace) -> kernelside.Facts:
+    """Return what the options say of CUDA, compute capabilities and brands."""
+    archs = dict(_of_gpu("--gpu-arch", word, options.gpus) for word in options.gpu_arch)
+    brands = dict(_of_gpu("--gpu-brand", word, options.gpus) for word in options.gpu_brand)
+    if not all(re.fullmatch(r"[0-9]+\.[0-9]+", arch) for arch in archs.values()):
+        raise SimhostError("--gpu-arch is not GPU:MAJOR.MINOR")
+    if not all(brand.isdecimal() for brand in brands.values()):
+        raise SimhostError("--gpu-brand is not GPU:NUMBER")
+    return kernelside.Facts(options.cuda, archs, {gpu: int(n) for gpu, n in brands.items()})
 
 
 def _mig_counts(words: list[str], gpus: int) -> dict[int, int]:

@@ -47,10 +47,14 @@ SHIM = {
         "cdi.names",
         "cdi.registry",
     ),
-    *("cdi.version", "gpuruntime", "gpuruntime.config", "gpuruntime.errors", "gpuruntime.log"),
-    *("gpuruntime.oci", "gpuruntime.oci.argv", "gpuruntime.oci.bundle"),
-    *("gpuruntime.oci.lowlevel", "gpuruntime.record"),
-    *("gpuruntime.request", "gpuruntime.shim", "gpuruntime.slowpath", "gpuruntime.trust"),
+    *("cdi.version", "gpuruntime", "gpuruntime.automatic", "gpuruntime.capabilities"),
+    *("gpuruntime.config", "gpuruntime.container", "gpuruntime.driver_version"),
+    *("gpuruntime.errors", "gpuruntime.extras", "gpuruntime.host_state", "gpuruntime.injection"),
+    *("gpuruntime.inventory_cache", "gpuruntime.log", "gpuruntime.model"),
+    *("gpuruntime.model_json", "gpuruntime.oci", "gpuruntime.oci.argv", "gpuruntime.oci.bundle"),
+    *("gpuruntime.oci.lowlevel", "gpuruntime.plan", "gpuruntime.programs", "gpuruntime.record"),
+    *("gpuruntime.request", "gpuruntime.requirements", "gpuruntime.resolve", "gpuruntime.shim"),
+    *("gpuruntime.slowpath", "gpuruntime.stale", "gpuruntime.trust"),
 }
 HOOK = {
     *("gpuruntime", "gpuruntime.errors", "gpuruntime.ldcache"),
@@ -75,6 +79,8 @@ sys.addaudithook(lambda event, _: report() if event == "os.exec" else None)
 from gpuruntime import config
 config.DEFAULTS["nvidia-container-runtime.modes.cdi.spec-dirs"] = [SPECS]
 config.DEFAULTS["nvidia-container-runtime.runtimes"] = ["/bin/true"]
+config.DEFAULTS["nvidia-container-runtime.mode"] = MODE
+config.RUN_DIRECTORY = RUN
 from gpuruntime.shim import main
 main(CLI_PYTHON)
 """
@@ -135,6 +141,8 @@ def test_a_create_with_a_gpu_loads_only_what_is_allowed(tmp_path: Path, ending: 
         ["0", "", "gpu-container-runtime", "create", "--bundle", str(tmp_path), "one"],
         TREE=str(TREE),
         SPECS=str(specs),
+        MODE="cdi",
+        RUN=str(tmp_path / "run"),
         CLI_PYTHON=sys.executable,
         RESULT=str(tmp_path / "modules"),
     )

@@ -379,11 +379,25 @@ def test_b050_jetson_is_not_there_yet() -> None:
     observed(not_yet("csv"))
 
 
-def test_b051_gpudirect_is_not_there_yet() -> None:
-    """Each mode is refused by name."""
-    for mode in ("gdrcopy", "mofed", "gds"):
-        error = not_yet(mode)
-    observed(error)
+def test_b051_gpudirect_has_its_nodes(tmp_path: Path) -> None:
+    """A kind for each; also where the driver's own root, from a container, has no such nodes."""
+    (tmp_path / "dev").mkdir()
+    features = [word for name in ("gds", "mofed", "gdrcopy") for word in ("--feature", name)]
+    for root in ("/", str(tmp_path)):
+        for mode, nodes in (
+            ("gdrcopy", ["/dev/gdrdrv"]),
+            ("mofed", ["/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs0"]),
+            ("gds", [f"/dev/nvidia-fs{number}" for number in (0, 1, 2, 10)]),
+        ):
+            spec, _ = generated(
+                f'eval "$GENERATE --mode {mode} --dev-root {root} --format json"', *features
+            )
+            assert spec["kind"] == f"nvidia.com/{mode}"
+            assert names(spec) == ["all"]
+            assert node_paths(spec["devices"][0]["containerEdits"]) == nodes
+    observed(", ".join(nodes))
+    error, _ = refused('eval "$GENERATE --mode gds"', "--gpus", "1")
+    assert '"/dev/nvidia-fs*"' in error
 
 
 @needs_x86_64
@@ -546,8 +560,16 @@ def test_b114_mig_devices_need_their_capability_nodes() -> None:
     )
     assert "MIG device 0:0" in error
     assert '"/dev/nvidia-caps/nvidia-cap66"' in error
+    assert '"nvidia-modprobe -f /proc/driver/nvidia/capabilities/gpu0/mig/gi7/access"' in error
     assert "nvidia-modprobe" in hint
     observed(error)
+    # Who asks for another device does not miss it.
+    spec, told = generated(
+        'eval "$GENERATE --device-id 1 --device-name-strategy index --format json"',
+        *("--gpus", "2", "--mig", "0:1", "--fault", "nonode nvidia-caps/nvidia-cap6[67]"),
+    )
+    assert names(spec) == ["1", "all"]
+    assert told[0].startswith("warning: MIG device 0:0 is left out: ")
     spec, _ = generated('eval "$GENERATE --format json"', "--gpus", "1", "--mig", "0:1")
     device = next(device for device in spec["devices"] if device["name"] == "0:0")
     assert node_paths(device["containerEdits"]) == [

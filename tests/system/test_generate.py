@@ -397,7 +397,13 @@ def test_the_device_none_is_the_driver_alone() -> None:
     ("arguments", "told"),
     [
         ("--mode csv", "not there yet"),
+        ("--mode wsl", "not there yet"),
         ("--mode nonsense", "invalid discovery mode"),
+        ("--mode gds", '"/dev/nvidia-fs*"'),
+        ("--mode mofed", '"/dev/infiniband/rdma_cm" or "/dev/infiniband/uverbs*"'),
+        ("--mode gdrcopy", '"/dev/gdrdrv"'),
+        ("--mode nvswitch", '"/dev/nvidia-nvswitch*"'),
+        ("--mode imex", '"/dev/nvidia-caps-imex-channels/channel*"'),
         ("--device-name-strategy name", "invalid device name strategy"),
         ("--device-id 99", 'no device "99"'),
         ("--device-id GPU-nonsense", "neither an index nor a UUID"),
@@ -427,6 +433,72 @@ def test_management_mode_has_every_node_and_no_graphics() -> None:
     assert {"/dev/nvidia-caps/nvidia-cap1", "/dev/nvidia-caps/nvidia-cap2"} <= paths
     (hook,) = spec["containerEdits"]["hooks"]
     assert "--mask-params" not in hook["args"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "nodes"),
+    [
+        ("gds", [f"nvidia-fs{number}" for number in (0, 1, 2, 10)]),
+        ("mofed", ["infiniband/rdma_cm", "infiniband/uverbs0"]),
+        ("gdrcopy", ["gdrdrv"]),
+        ("nvswitch", ["nvidia-nvswitch0", "nvidia-nvswitchctl"]),
+    ],
+)
+def test_features_have_modes_of_their_own(mode: str, nodes: list[str]) -> None:
+    """One device has all the nodes and nothing of the driver, for which NVML is not asked."""
+    options = ("--feature", mode, "--fault", "init-hangs")
+    prepare = "mkdir -p /run/udev; echo '{}' > /etc/cufile.json"
+    done = on_host(f'{prepare}; eval "$GENERATE --mode {mode} --format json"', *options)
+    assert done.returncode == 0, done.stderr
+    count = f"{len(nodes)} device node{'' if len(nodes) == 1 else 's'}"
+    assert done.stderr == f"{count}; required and missing: none\n"
+    spec = json.loads(done.stdout)
+    assert spec["kind"] == f"nvidia.com/{mode}"
+    assert spec["containerEdits"] == {"env": ["NVIDIA_VISIBLE_DEVICES=void"]}
+    (device,) = spec["devices"]
+    assert device["name"] == "all"
+    edits = device["containerEdits"]
+    assert [node["path"] for node in edits["deviceNodes"]] == [f"/dev/{name}" for name in nodes]
+    mounts = [mount["containerPath"] for mount in edits.get("mounts", [])]
+    assert mounts == (["/run/udev", "/etc/cufile.json"] if mode == "gds" else [])
+
+
+def test_channels_of_imex_are_devices_by_number() -> None:
+    """Each by itself, for each is another domain's."""
+    options = ("--feature", "imex")
+    every = on_host('eval "$GENERATE --mode imex --format json"', *options)
+    spec = json.loads(every.stdout)
+    assert spec["kind"] == "nvidia.com/imex-channel"
+    assert names(spec) == ["0", "10", "2"]
+    path = "/dev/nvidia-caps-imex-channels/channel10"
+    assert spec["devices"][1]["containerEdits"] == {
+        "deviceNodes": [{"path": path, "permissions": "rw"}]
+    }
+    some = on_host('eval "$GENERATE --mode imex --device-id channel2,2 --format json"', *options)
+    assert names(json.loads(some.stdout)) == ["2"]
+    for name, told in (
+        ("1", f'IMEX channel 1 not found at "{path[:-2]}1"'),
+        ("1048576", "invalid channel ID 1048576: must be in the range [0, 1048575]"),
+        ("9" * 5000, 'invalid channel ID "999'),
+        ("GPU-0", 'invalid channel ID "GPU-0"'),
+    ):
+        assert told in refused(f"--mode imex --device-id {name}", *options)
+
+
+def test_a_feature_is_refreshed_as_well() -> None:
+    """A channel that was made later is a device after the next run."""
+    refresh = GENERATE.replace("cdi generate", "cdi refresh") + " --mode imex"
+    done = on_host(
+        f"""REFRESH="{refresh} --output /run/cdi/imex.yaml"
+        eval "$REFRESH" 2>&1; eval "$REFRESH" 2>&1
+        mknod -m 666 /dev/nvidia-caps-imex-channels/channel7 c 235 7; eval "$REFRESH" 2>&1
+        """,
+        *("--feature", "imex"),
+    )
+    lines = done.stdout.splitlines()
+    assert lines[2] == 'unchanged "/run/cdi/imex.yaml": the host is as it was'
+    assert lines[3] == "changed since: device nodes"
+    assert lines[-1] == "4 device nodes; required and missing: none"
 
 
 def test_separate_hooks_for_the_incumbent_s_program() -> None:

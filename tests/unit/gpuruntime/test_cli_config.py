@@ -69,7 +69,7 @@ xx = 1
 [nvidia-container-runtime]
 missing-gpu = "warn"
 log-level = "loud"
-mode = "jit-cdi"
+mode = "csv"
 [nvidia-container-cli]
 ldconfig = "/sbin/ldconfig"
 no-cgroups = true

@@ -64,7 +64,7 @@ def test_every_class_has_a_phase_word_and_an_exit_code() -> None:
     classes = [
         c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, GpuRuntimeError)
     ]
-    assert len(classes) == 11
+    assert len(classes) == 12
     for kind in classes:
         assert kind.phase.isalpha()
         assert kind.phase.islower()

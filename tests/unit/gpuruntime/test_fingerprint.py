@@ -1,126 +1,164 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each fact that a spec is computed from changes the fingerprint, and is named as what changed."""
+"""Where a fingerprint looks: below which root, at which cost, under which environment.
+
+That it sees each change is shown in tests/property/test_host_state.py.
+"""
 
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Callable
+import stat
 from pathlib import Path
 
+import host_trees
 import pytest
+from host_trees import LIBRARIES
 
+from gpuruntime import host_state
 from gpuruntime.discover import fingerprint
-
-LIBRARIES = "driver/usr/lib/x86_64-linux-gnu"
+from gpuruntime.errors import DiscoveryError
 
 
 @pytest.fixture
 def host(tmp_path: Path) -> Path:
-    """Return a host with a driver, two GPUs, one of them in MIG mode."""
-    for path, text in {
-        "proc/devices": "195 nvidia\n511 nvidia-uvm\n",
-        "proc/driver/nvidia/version": "NVRM version: 1.2\n",
-        "proc/driver/nvidia/gpus/0000:01:00.0/information": "",
-        "proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci0/access": "",
-        "sys/module/nvidia/version": "1.2",
-        "sys/module/nvidia_uvm/version": "1.2",
-        "driver/etc/ld.so.cache": "",
-        "driver/usr/bin/nvidia-smi": "",
-        "driver/usr/share/vulkan/icd.d/other.json": "",
-        "driver/lib/firmware/nvidia/other": "",
-        f"{LIBRARIES}/libcuda.so.1.2": "x",
-        f"{LIBRARIES}/libnvidia-ml.so.1.2": "x",
-        "dev/dev/nvidia0": "",
-        "dev/dev/nvidia-caps/nvidia-cap1": "",
-        "dev/dev/dri/card0": "",
-        "dev/dev/sda": "",
-    }.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
-    (tmp_path / LIBRARIES / "libcuda.so.1").symlink_to("libcuda.so.1.2")
-    return tmp_path
+    """Return a host as a tree of files."""
+    return host_trees.build(tmp_path)
 
 
-def read(host: Path) -> fingerprint.Fingerprint:
-    """Return the fingerprint of *host*."""
-    return fingerprint.read(
-        str(host / "driver"),
-        str(host / "dev"),
-        proc=str(host / "proc"),
-        sys=str(host / "sys"),
-    )
+@pytest.mark.parametrize("name", ["XDG_DATA_DIRS", "CUDA_MPS_PIPE_DIRECTORY"])
+def test_the_environment_is_asked_on_demand(
+    host: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine's environment is not that of whoever made the snapshot."""
+    monkeypatch.delenv(name, raising=False)
+    with_it = host_state.read(host_trees.plan(host))
+    without = host_state.read(host_trees.plan(host, environment=False))
+    monkeypatch.setenv(name, "/opt/other")
+    assert host_state.changed(with_it) == ["environment"]
+    assert host_state.changed(without) == []
+    assert host_trees.plan(host, environment=False).keys() == without.keys()
+    other = str(host / "driver/opt/other")
+    asked = {word for _, words in host_trees.plan(host).values() for word in words}
+    assert any(word.startswith(other) for word in asked)
+    assert "/opt/other" not in str(host_trees.plan(host, environment=False))
 
 
-def renewed(path: Path) -> None:
-    """Replace a directory by an equal one, as loading a module again does in sysfs."""
-    # Kept until the new one is there, so that the inode number is another.
-    path.rename(path.with_name("old"))
-    shutil.copytree(path.with_name("old"), path)
+def test_what_the_variables_name_is_asked(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file below another directory of data, and the pipes of MPS in another place."""
+    monkeypatch.setenv("XDG_DATA_DIRS", "/opt/data")
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/opt/mps")
+    state = host_state.read(host_trees.plan(host))
+    host_trees.write(host / "driver/opt/data/vulkan/icd.d/nvidia.json")
+    assert "other files" in host_state.changed(state)
+    state = host_state.read(host_trees.plan(host))
+    (host / "driver/opt/mps").mkdir()
+    assert "sockets" in host_state.changed(state)
 
 
-def touched(path: Path) -> None:
-    """Give *path* another time, an older one."""
-    os.utime(path, ns=(1, 1))
+def test_search_paths_are_in_place_of_the_usual(host: Path) -> None:
+    """As they are for discovery."""
+    host_trees.write(host / "mine/libcuda.so.1", "x")
+    host_trees.write(host / "data/vulkan/icd.d/x.json")
+    options = {"search_paths": [str(host / "mine")], "config_search_paths": [str(host / "data")]}
+    state = host_state.read(host_trees.plan(host, **options))
+    host_trees.write(host / LIBRARIES / "libnvidia-encode.so.1.2")
+    host_trees.write(host / "driver/usr/share/vulkan/icd.d/nvidia.json")
+    assert host_state.changed(state) == []
+    host_trees.write(host / "mine/libnvidia-encode.so.1.2")
+    host_trees.write(host / "data/vulkan/icd.d/nvidia.json")
+    assert host_state.changed(state) == ["library directories", "other files"]
 
 
-CHANGES: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "module loaded again": ("modules", lambda h: renewed(h / "sys/module/nvidia")),
-    "uvm loaded again": ("modules", lambda h: renewed(h / "sys/module/nvidia_uvm")),
-    "uvm unloaded": ("modules", lambda h: shutil.rmtree(h / "sys/module/nvidia_uvm")),
-    "majors moved": ("majors", lambda h: (h / "proc/devices").write_text("510 nvidia-uvm\n")),
-    "GPU gone": ("GPUs", lambda h: shutil.rmtree(h / "proc/driver/nvidia/gpus/0000:01:00.0")),
-    "MIG device made": (
-        "MIG devices",
-        lambda h: (h / "proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci1").mkdir(),
-    ),
-    "user space upgraded": (
-        "libraries",
-        lambda h: (h / LIBRARIES / "libcuda.so.1.2").write_text("xx"),
-    ),
-    "package added": (
-        "library directories",
-        lambda h: (h / LIBRARIES / "libnvidia-encode.so.1.2").touch(),
-    ),
-    "ICD added": (
-        "other files",
-        lambda h: (h / "driver/usr/share/vulkan/icd.d/nvidia_icd.json").touch(),
-    ),
-    "firmware added": (
-        "other files",
-        lambda h: (h / "driver/lib/firmware/nvidia/1.2").mkdir(),
-    ),
-    "program replaced": ("programs", lambda h: touched(h / "driver/usr/bin/nvidia-smi")),
-    "cache written": ("loader cache", lambda h: touched(h / "driver/etc/ld.so.cache")),
-    "driver container restarted": ("driver root", lambda h: renewed(h / "driver")),
-    "mode of a node": ("device nodes", lambda h: (h / "dev/dev/nvidia0").chmod(0o600)),
-    "group of a node": ("device nodes", lambda h: os.chown(h / "dev/dev/dri/card0", 0, 44)),
-    "node of a capability": (
-        "device nodes",
-        lambda h: (h / "dev/dev/nvidia-caps/nvidia-cap2").touch(),
-    ),
-    "persistenced started": (
-        "sockets",
-        lambda h: (h / "driver/run/nvidia-persistenced/socket").mkdir(parents=True),
-    ),
-    "MPS started": ("sockets", lambda h: (h / "driver/tmp/nvidia-mps").mkdir(parents=True)),
-}
+def test_links_of_a_root_are_its_own(host: Path) -> None:
+    """Where /opt/driver/lib is a link to /data/lib, that means the root's, not this machine's."""
+    real = host / "driver/data/lib"
+    host_trees.write(real / "libcuda.so.1", "x")
+    (host / "driver/opt/driver").mkdir(parents=True)
+    (host / "driver/opt/driver/lib").symlink_to("/data/lib")
+    state = host_state.read(host_trees.plan(host))
+    host_trees.write(real / "libnvidia-encode.so.1.2")
+    assert host_state.changed(state) == ["library directories"]
+    state = host_state.read(host_trees.plan(host))
+    host_trees.rewrite(real / "libcuda.so.1", "y")
+    assert host_state.changed(state) == ["libraries"]
 
 
-@pytest.mark.parametrize("what", CHANGES)
-def test_a_change_is_seen_and_named(host: Path, what: str) -> None:
-    """The spec would be wrong otherwise, with nobody to notice."""
-    before = read(host)
-    part, change = CHANGES[what]
-    change(host)
-    after = read(host)
-    assert part in fingerprint.changes(before, after)
+def test_alternatives_of_debian_are_asked(host: Path) -> None:
+    """Its drivers have directories of their own, also for programs and modules of Xorg."""
+    private = "driver/usr/lib/x86_64-linux-gnu/nvidia/current"
+    host_trees.write(host / private / "libcuda.so.1.2", "x")
+    host_trees.relink(host / LIBRARIES / "libcuda.so.1", "nvidia/current/libcuda.so.1.2")
+    host_trees.write(host / "driver/usr/lib/nvidia/current/other")
+    state = host_state.read(host_trees.plan(host))
+    host_trees.write(host / private / "libnvidia-encode.so.1.2")
+    assert "library directories" in host_state.changed(state)
+    state = host_state.read(host_trees.plan(host))
+    host_trees.write(host / "driver/usr/lib/nvidia/current/nvidia-smi")
+    assert host_state.changed(state) == ["other files"]
 
 
-def test_nothing_changed_is_no_change(host: Path) -> None:
-    """Nor does it matter what other devices do."""
-    before = read(host)
-    (host / "dev/dev/sda").chmod(0o600)
-    after = read(host)
-    assert fingerprint.changes(before, after) == []
-    assert before == after
+def test_the_numbers_of_a_node_are_part_of_it(host: Path) -> None:
+    """After another load of the module, the same name may be another device."""
+    node = host / "dev/dev/nvidia-uvm"
+    try:
+        os.mknod(node, stat.S_IFCHR | 0o666, os.makedev(511, 0))
+    except PermissionError:
+        pytest.skip("device nodes cannot be made here: needs root with CAP_MKNOD")
+    state = host_state.read(host_trees.plan(host))
+    node.unlink()
+    os.mknod(node, stat.S_IFCHR | 0o666, os.makedev(510, 0))
+    assert host_state.changed(state) == ["device nodes"]
+    node.unlink()
+    os.mknod(node, stat.S_IFCHR | 0o666, os.makedev(511, 0))
+    assert host_state.changed(state) == []
+
+
+def test_the_cost_is_that_of_directories(host: Path) -> None:
+    """More files in them are not more questions, nor are more directories that are not there."""
+    before = sum(len(words) for _, words in host_trees.plan(host).values())
+    assert before < 120
+    for number in range(50):
+        host_trees.write(host / LIBRARIES / f"libnvidia-{number}.so.1.2")
+        host_trees.write(host / "driver/lib/firmware/nvidia" / f"chip{number}/gsp.bin")
+    host_trees.write(host / "driver/etc/ld.so.conf.d/more.conf", "/gone/a\n/gone/b\n/gone/c/d\n")
+    after = host_trees.plan(host)
+    assert sum(len(words) for _, words in after.values()) == before + 2
+    assert str(host / "driver/gone") in after["library directories"][1]
+    state = host_state.read(after)
+    (host / "driver/gone/c/d").mkdir(parents=True)
+    assert "library directories" in host_state.changed(state)
+
+
+def test_a_root_may_be_a_link_to_another_tomorrow(host: Path) -> None:
+    """As /run/nvidia/driver can be one; and relative paths are those of now."""
+    (host / "link").symlink_to("driver")
+    plan = dict(fingerprint.plan(str(host / "link"), "dev", ["lib"], proc=str(host / "proc")))
+    plan.pop("environment")
+    paths = [path for part, (_, paths) in plan.items() if part != "program" for path in paths]
+    assert all(path.startswith("/") for path in paths)
+    state = host_state.read(plan)
+    (host / "other").mkdir()
+    host_trees.relink(host / "link", "other")
+    assert host_state.changed(state) == ["driver root"]
+
+
+def test_a_driver_root_that_is_not_there_is_an_error(host: Path) -> None:
+    """There is nothing to look at then."""
+    with pytest.raises(DiscoveryError, match="cannot open the driver root"):
+        fingerprint.plan(str(host / "nowhere"), str(host / "dev"))
+
+
+def test_a_host_without_anything_has_a_state(tmp_path: Path) -> None:
+    """What is not there is an answer as well, of which the next change is seen."""
+    (tmp_path / "driver").mkdir()
+    state = host_state.read(host_trees.plan(tmp_path))
+    assert host_state.changed(state) == []
+    host_trees.write(tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0/information")
+    assert host_state.changed(state) == ["GPUs"]
+
+
+def test_the_id_of_this_boot(tmp_path: Path) -> None:
+    """None is "", where the kernel does not tell."""
+    host_trees.write(tmp_path / "sys/kernel/random/boot_id", "0d5f\n")
+    assert fingerprint.boot_id(str(tmp_path)) == "0d5f"
+    assert fingerprint.boot_id(str(tmp_path / "nowhere")) == ""

@@ -280,18 +280,19 @@ def test_capabilities_go_by_the_minor_of_the_gpu(machine: Machine) -> None:
         (("nvidia-caps/nvidia-cap66",), "nvidia-cap68", "gi7/ci1/access"),
     ],
 )
-def test_a_missing_capability_node_is_an_error(
+def test_a_mig_device_without_a_capability_node_is_left_out(
     machine: Machine, there: tuple[str, ...], missing: str, file: str
 ) -> None:
     """B114: the container would see the GPU only, which it cannot use, and no error."""
     machine.write("nvidia-caps/mig-minors", MINORS)
     machine.make("nvidia0", *there)
-    with pytest.raises(DiscoveryError) as caught:
-        machine.gpu_nodes(gpu(0, 0, MIG))
-    assert "MIG device 0:3" in str(caught.value)
-    assert f'no device node "/dev/nvidia-caps/{missing}"' in str(caught.value)
+    (found,), (problem,) = machine.gpu_nodes(gpu(0, 0, MIG))
+    assert found.mig == ()
     capability = f"{machine.proc}/driver/nvidia/capabilities/gpu0/mig/{file}"
-    assert f'"nvidia-modprobe -f {capability}"' in str(caught.value.hint)
+    assert problem == (
+        f'MIG device 0:3 is left out: no device node "/dev/nvidia-caps/{missing}" below the dev '
+        f'root "{machine.root}", which "nvidia-modprobe -f {capability}" makes'
+    )
 
 
 @pytest.mark.parametrize(
@@ -310,16 +311,31 @@ def test_a_missing_capability_node_is_an_error(
         "\xff\0gpu0/gi7/access 66\n",
     ],
 )
-def test_a_missing_capability_is_an_error(machine: Machine, minors: str | None) -> None:
+def test_a_mig_device_without_a_capability_is_left_out(
+    machine: Machine, minors: str | None
+) -> None:
     """Lines that are none are skipped, and a kernel without MIG grants no MIG device."""
     if minors is not None:
         machine.write("nvidia-caps/mig-minors", minors)
     machine.write("nvidia/capabilities/gpu0/mig/gi7/access", "DeviceFileMinor: x\n")
     machine.make("nvidia0", "nvidia-caps/nvidia-cap66", "nvidia-caps/nvidia-cap68")
-    with pytest.raises(DiscoveryError, match="MIG device 0:3 has no capability") as caught:
-        machine.gpu_nodes(gpu(0, 0, MIG))
-    assert "gpu0/gi7/access" in str(caught.value)
-    assert caught.value.hint
+    (found,), (problem,) = machine.gpu_nodes(gpu(0, 0, MIG))
+    assert found.mig == ()
+    assert problem.startswith("MIG device 0:3 is left out: neither ")
+    assert "tells the minor of gpu0/gi7/" in problem
+
+
+def test_a_mig_device_without_nodes_does_not_cost_its_neighbour(machine: Machine) -> None:
+    """Nor the GPU: who asks for it by name gets it."""
+    machine.write(
+        "nvidia-caps/mig-minors", MINORS + "gpu0/gi8/access 75\ngpu0/gi8/ci0/access 76\n"
+    )
+    machine.make("nvidia0", "nvidia-caps/nvidia-cap66", "nvidia-caps/nvidia-cap68")
+    other = MigDevice(index=4, uuid="MIG-y", gpu_instance=8, compute_instance=0)
+    (found,), problems = machine.gpu_nodes(gpu(0, 0, MIG, other))
+    assert [mig[0] for mig in found.mig] == [MIG]
+    assert len(problems) == 1
+    assert problems[0].startswith('MIG device 0:4 is left out: no device node "/dev/nvidia-caps/')
 
 
 def test_without_mig_devices_capabilities_do_not_matter(machine: Machine) -> None:
@@ -330,6 +346,70 @@ def test_without_mig_devices_capabilities_do_not_matter(machine: Machine) -> Non
     assert problems == ()
     assert [one.mig for one in found] == [(), ()]
     assert found[0].gpu.mig_enabled
+
+
+def test_control_nodes_may_be_missing_for_who_says_so(machine: Machine) -> None:
+    """A container that asks for no GPU needs none; and who makes them later finds the others."""
+    assert nodes.control_nodes(machine.dev(), strict=False) == ()
+    machine.make("nvidiactl")
+    assert nodes.control_nodes(machine.dev(), strict=False) == (machine.node("nvidiactl"),)
+
+
+FEATURE_NODES = {
+    "gds": ("nvidia-fs", "nvidia-fs0", "nvidia-fs2", "nvidia-fs10"),
+    "mofed": ("infiniband/rdma_cm", "infiniband/uverbs0", "infiniband/uverbs9"),
+    "gdrcopy": ("gdrdrv",),
+    "nvswitch": ("nvidia-nvswitch0", "nvidia-nvswitch1", "nvidia-nvswitchctl"),
+    "imex": tuple(f"nvidia-caps-imex-channels/channel{number}" for number in (0, 9, 10, 2047)),
+    "mig-config": ("nvidia-caps/nvidia-cap1",),
+    "mig-monitor": ("nvidia-caps/nvidia-cap2",),
+}
+
+
+def features(machine: Machine, host: Machine | None = None) -> dict[str, tuple[Node, ...]]:
+    """Find the nodes of features."""
+    host = host or machine
+    return nodes.feature_nodes(machine.dev(), host.dev(), proc=str(machine.proc))
+
+
+@pytest.mark.parametrize("feature", FEATURE_NODES)
+def test_features_have_nodes_of_their_own(machine: Machine, feature: str) -> None:
+    """In the order of their numbers; the others have none."""
+    machine.write("nvidia-caps/mig-minors", "config 1\nmonitor 2\ngpu0/gi0/access 3\n")
+    machine.make("nvidia0", "nvidia-caps/nvidia-cap3", *reversed(FEATURE_NODES[feature]))
+    (Path(machine.root) / "dev/nvidia-fs-file").touch()
+    found = features(machine)
+    assert found.pop(feature) == tuple(map(machine.node, FEATURE_NODES[feature]))
+    assert set(found.values()) == {()}
+    assert {feature, *found} == {*FEATURE_NODES}
+
+
+def test_rights_over_mig_devices_are_told_by_either_file(machine: Machine) -> None:
+    """The file of a capability, where the driver does not list them."""
+    machine.make("nvidia-caps/nvidia-cap1", "nvidia-caps/nvidia-cap2", mode=0o400)
+    assert features(machine)["mig-config"] == ()
+    tree = "nvidia/capabilities/mig"
+    machine.write(f"{tree}/config", "DeviceFileMinor: 1\nDeviceFileMode: 256\n")
+    machine.write(f"{tree}/monitor", "DeviceFileMinor: 7\n")
+    found = features(machine)
+    assert found["mig-config"] == (machine.node("nvidia-caps/nvidia-cap1"),)
+    assert found["mig-monitor"] == ()
+
+
+def test_modules_of_others_have_their_nodes_on_the_host(machine: Machine, tmp_path: Path) -> None:
+    """B051: a driver container has its own /dev, and not what other modules make."""
+    (tmp_path / "host").mkdir()
+    host = Machine(tmp_path / "host")
+    host.make(*(name for names in FEATURE_NODES.values() for name in names))
+    machine.write("nvidia-caps/mig-minors", "config 1\n")
+    machine.make("gdrdrv")
+    found = features(machine, host)
+    host.opened[0].close()
+    assert found["gds"] == tuple(map(host.node, FEATURE_NODES["gds"]))
+    assert found["mofed"] == tuple(map(host.node, FEATURE_NODES["mofed"]))
+    # Its own come first; and what the driver makes is where the driver is.
+    assert found["gdrcopy"] == (machine.node("gdrdrv"),)
+    assert (found["nvswitch"], found["imex"], found["mig-config"]) == ((), (), ())
 
 
 def test_management_nodes_are_all_of_the_driver(machine: Machine) -> None:

@@ -46,8 +46,9 @@ def gpus(**changes: object) -> list[Gpu]:
         {"minor": 1, "name": "NVIDIA DGX Display", "bus_id": "10000:ca:00.0"},
     ]
     values[1] |= {"mig_enabled": True, "mig_devices": MIGS}
+    usual = {"architecture": "9.0", "brand": "nvidia"}
     return [
-        Gpu(**{"index": index, "uuid": UUIDS[index], **value, **changes})  # type: ignore[arg-type]
+        Gpu(**{"index": index, "uuid": UUIDS[index], **usual, **value, **changes})  # type: ignore[arg-type]
         for index, value in enumerate(values)
     ]
 
@@ -109,7 +110,9 @@ def test_mig_mode_without_instances_is_no_fault(install: Install) -> None:
         (("nvmlDeviceGetHandleByIndex_v2",), {}),
         (("nvmlDeviceGetMaxMigDeviceCount",), {}),
         (("nvmlErrorString",), {}),
-        (("nvmlShutdown", "nvmlDeviceGetIndex", "nvmlDeviceGetBrand"), {}),
+        (("nvmlShutdown", "nvmlDeviceGetIndex"), {}),
+        (("nvmlDeviceGetBrand",), {"brand": ""}),
+        (("nvmlDeviceGetCudaComputeCapability",), {"architecture": ""}),
         (("nvmlDeviceGetName",), {"name": ""}),
         (("nvmlDeviceGetUUID",), {"uuid": ""}),
         (
@@ -216,7 +219,58 @@ def test_functions_that_do_not_know_the_gpu_are_as_good_as_missing(install: Inst
             "fault fails nvmlDeviceGetName 3 0",
         )
     )
-    assert answer.gpus == (Gpu(index=0, uuid="", minor=2, name=""), *gpus()[1:])
+    first = Gpu(index=0, uuid="", minor=2, name="", architecture="9.0", brand="nvidia")
+    assert answer.gpus == (first, *gpus()[1:])
+    assert answer.problems == ()
+
+
+@pytest.mark.parametrize(
+    ("number", "version"),
+    [(12040, "12.4"), (13000, "13.0"), (9010, "9.1"), (10020, "10.2"), (0, "")],
+)
+def test_the_newest_cuda_of_the_driver(install: Install, number: int, version: str) -> None:
+    """What images require."""
+    assert nvml.query(install(f"cuda {number}")).cuda_version == version
+
+
+def test_cuda_s_version_may_be_unknown(install: Install) -> None:
+    """An NVML of long ago, or a host without libcuda: no container depends on it alone."""
+    newest, older = "nvmlSystemGetCudaDriverVersion_v2", "nvmlSystemGetCudaDriverVersion"
+    assert nvml.query(install("cuda 11020", missing=(newest,))).cuda_version == "11.2"
+    assert nvml.query(install("cuda 11020", missing=(newest, older))).cuda_version == ""
+    for code in (3, 12, 999):
+        answer = nvml.query(install("cuda 11020", f"fault fails {newest} {code}"))
+        assert (answer.cuda_version, answer.problems) == ("", ())
+        assert list(answer.gpus) == gpus()
+
+
+@pytest.mark.parametrize(
+    ("number", "brand"),
+    [
+        *((0, "unknown"), (1, "quadro"), (2, "tesla"), (3, "nvs"), (4, "grid"), (5, "geforce")),
+        *((6, "titan"), (7, "nvidiavapps"), (8, "nvidiavpc"), (9, "nvidiavcs")),
+        *((10, "nvidiavws"), (11, "nvidiacloudgaming"), (12, "quadrortx"), (13, "nvidiartx")),
+        *((14, "nvidia"), (15, "geforcertx"), (16, "titanrtx")),
+        *((17, "unknown"), (4294967295, "unknown")),
+    ],
+)
+def test_brands_are_spelled_as_requirements_do(install: Install, number: int, brand: str) -> None:
+    """A brand newer than this list is nobody's requirement."""
+    answer = nvml.query(install(f"brand 1 {number}", "arch 1 8 6", "arch 2 10 0"))
+    assert [gpu.brand for gpu in answer.gpus] == ["nvidia", brand, "nvidia"]
+    assert [gpu.architecture for gpu in answer.gpus] == ["9.0", "8.6", "10.0"]
+
+
+@pytest.mark.parametrize("code", [3, 13, 999])
+def test_facts_that_nobody_tells_cost_no_gpu(install: Install, code: int) -> None:
+    """Only a requirement asks for them."""
+    answer = nvml.query(
+        install(
+            f"fault fails nvmlDeviceGetBrand {code}",
+            f"fault fails nvmlDeviceGetCudaComputeCapability {code}",
+        )
+    )
+    assert list(answer.gpus) == gpus(brand="", architecture="")
     assert answer.problems == ()
 
 

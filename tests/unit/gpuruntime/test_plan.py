@@ -16,7 +16,7 @@ from hooks import update_container
 
 DIRECTORY = "/usr/lib64"
 STYLE = plan.Style("/bin/gpu-cdi-hook")
-SEPARATE = plan.Style("/bin/nvidia-ctk", separate=True, disabled=())
+SEPARATE = plan.Style("/bin/nvidia-ctk", enabled=(plan.CHMOD,))
 UUID = "GPU-01234567-89ab-cdef-0123-456789abcde{}"
 MIG_UUID = "MIG-01234567-89ab-cdef-0123-456789abc{}{}f"
 BOTH = (resolve.INDEX, resolve.UUID)
@@ -77,6 +77,7 @@ def gpu(index: int, minor: int, instances: int | None = None) -> GpuNodes:
             uuid=UUID.format(index),
             minor=minor,
             name="x",
+            bus_id=f"0000:0{index}:00.0",
             mig_enabled=instances is not None,
             mig_devices=tuple(mig[0] for mig in migs),
         ),
@@ -139,6 +140,12 @@ def test_mig_mode_without_instances_is_no_device() -> None:
         ((f"MIG-{UUID.format(2)}/8/0",), ["2:1"]),
         (("1", "all"), ["0", "1", "2:0", "2:1"]),
         (("none", "all"), []),
+        # As schedulers and people write them.
+        (("2/1",), ["2:1"]),
+        ((MIG_UUID.format(2, 1)[:-1],), ["2:1"]),
+        (("0000:01:00.0",), ["1"]),
+        (("00000000:02:00.0",), ["2"]),
+        (("01:00.0",), ["1"]),
         (("all", "none"), ["0", "1", "2:0", "2:1"]),
     ],
 )
@@ -149,7 +156,16 @@ def test_device_ids(ids: tuple[str, ...], names: list[str]) -> None:
     assert [device.name(resolve.INDEX) for device in found] == names
 
 
-@pytest.mark.parametrize("name", ["x", "", "0:1:2", "GPU-1", "-1", "0x1", "MIG-x", "٣"])
+def test_the_start_of_several_uuids_means_none() -> None:
+    """A guess would give a container somebody else's GPU."""
+    machine = (gpu(0, 0), gpu(1, 1))
+    with pytest.raises(RequestError, match="start of several UUIDs"):
+        resolve.devices([UUID.format(1)[:-1]], machine)
+
+
+@pytest.mark.parametrize(
+    "name", ["x", "", "0:1:2", "GPU-", "-1", "0x1", "MIG-x", "٣", "0:1/2", "../0"]
+)
 def test_what_is_no_device_id(name: str) -> None:
     """An error, before anything is written."""
     with pytest.raises(RequestError):

@@ -10,22 +10,60 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuruntime import request
+from gpuruntime.config import Config
+from gpuruntime.container import MAX_VALUE_CHARS
 from gpuruntime.errors import RequestError
-from gpuruntime.request import MAX_REQUEST_CHARS, Policy, Request, from_oci, may_ask
+from gpuruntime.request import from_oci, may_ask
 
 KIND = "nvidia.com/gpu"
-NOTHING = Request(())
 UUID = "GPU-5f1e0000-9a3c-4d27-8b60-0c1d2e3f4a00"
 
+# The names that are asked for, and whether it is the driver alone.
+Asked = tuple[tuple[str, ...], bool]
+NOTHING: Asked = ((), False)
+DRIVER: Asked = ((), True)
 
-def asked(*entries: str) -> Request:
+
+def policy(
+    kind: str = KIND,
+    *,
+    mounts: bool = False,
+    env_when_unprivileged: bool = True,
+    swarm: tuple[str, ...] = (),
+    annotations: tuple[str, ...] = ("cdi.k8s.io/",),
+) -> Config:
+    """Return an operator's config of the mode cdi."""
+    accept, runtime = "accept-nvidia-visible-devices", "nvidia-container-runtime"
+    values = {
+        f"{accept}-as-volume-mounts": mounts,
+        f"{accept}-envvar-when-unprivileged": env_when_unprivileged,
+        "swarm-resource": ",".join(swarm),
+        f"{runtime}.mode": "cdi",
+        f"{runtime}.modes.cdi.default-kind": kind,
+        f"{runtime}.modes.cdi.annotation-prefixes": list(annotations),
+    }
+    return Config(values, None)
+
+
+def of(config: dict[str, object], operator: Config) -> Asked:
+    """Return what a container asks for."""
+    found = from_oci(config, operator)
+    return found.devices, found.driver_only
+
+
+def asked(*entries: str) -> Asked:
     """Return what a container with these environment entries asks for."""
-    return from_oci({"process": {"env": list(entries)}}, Policy(KIND))
+    return of({"process": {"env": list(entries)}}, policy())
 
 
-def gpus(*names: str) -> Request:
+def gpus(*names: str) -> Asked:
     """Return a request for GPUs of the default kind."""
-    return Request(tuple(f"{KIND}={name}" for name in names))
+    return tuple(f"{KIND}={name}" for name in names), False
+
+
+def named(*names: str) -> Asked:
+    """Return a request for devices by their qualified names."""
+    return names, False
 
 
 @pytest.mark.parametrize(
@@ -37,9 +75,9 @@ def gpus(*names: str) -> Request:
         ("void", NOTHING),
         ("0,void", NOTHING),
         ("all,void", NOTHING),
-        ("none", Request((), driver_only=True)),
-        ("none,all", Request((), driver_only=True)),
-        ("0,none", Request((), driver_only=True)),
+        ("none", DRIVER),
+        ("none,all", DRIVER),
+        ("0,none", DRIVER),
         ("all", gpus("all")),
         ("all,none", gpus("all")),
         ("0,all,7", gpus("all")),
@@ -55,15 +93,15 @@ def gpus(*names: str) -> Request:
         ("Void", gpus("Void")),
         ("nvidia.com/gpu=0", gpus("0")),
         ("0,nvidia.com/gpu=0", gpus("0")),
-        ("0,example.com/class=device", Request((f"{KIND}=0", "example.com/class=device"))),
-        ("example.com/class=all", Request(("example.com/class=all",))),
+        ("0,example.com/class=device", named(f"{KIND}=0", "example.com/class=device")),
+        ("example.com/class=all", named("example.com/class=all")),
         ("../../dev/sda", gpus("../../dev/sda")),
         ("/dev/nvidia0", gpus("/dev/nvidia0")),
         ("a=b", gpus("a=b")),
         ("example.com/class=*", gpus("example.com/class=*")),
     ],
 )
-def test_the_grammar_of_visible_devices(value: str, expected: Request) -> None:
+def test_the_grammar_of_visible_devices(value: str, expected: Asked) -> None:
     """The values that images and users write."""
     assert asked(f"NVIDIA_VISIBLE_DEVICES={value}") == expected
 
@@ -83,32 +121,29 @@ def test_the_grammar_of_visible_devices(value: str, expected: Request) -> None:
 )
 def test_unset_asks_for_nothing(config: dict[str, object]) -> None:
     """An ordinary container must stay one."""
-    request_ = from_oci(config, Policy(KIND))
-    assert request_ == NOTHING
-    assert not request_
+    assert not from_oci(config, policy())
 
 
 def test_of_repeats_the_last_counts() -> None:
     """As the low-level runtime reads the list: the image's entry comes first."""
     assert asked("NVIDIA_VISIBLE_DEVICES=all", "A=b", "NVIDIA_VISIBLE_DEVICES=3") == gpus("3")
     assert asked("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=void") == NOTHING
-    assert asked("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES") == gpus("0")
 
 
 def test_the_default_kind_is_the_configured_one() -> None:
     """Another vendor's spec can serve bare names."""
     config = {"process": {"env": ["NVIDIA_VISIBLE_DEVICES=0"]}}
-    assert from_oci(config, Policy("example.com/card")).devices == ("example.com/card=0",)
+    assert of(config, policy("example.com/card")) == named("example.com/card=0")
 
 
 def test_a_driver_only_request_is_one() -> None:
     """`none` asks for the driver's files, so it is not nothing."""
-    assert asked("NVIDIA_VISIBLE_DEVICES=none")
+    assert from_oci({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=none"]}}, policy())
 
 
 def test_an_endless_value_is_refused() -> None:
     """A mebibyte of names is an attack or a mistake, and must not cost a start."""
-    assert asked(f"NVIDIA_VISIBLE_DEVICES={'x' * MAX_REQUEST_CHARS}")
+    assert asked(f"NVIDIA_VISIBLE_DEVICES={'x' * MAX_VALUE_CHARS}") != NOTHING
     with pytest.raises(RequestError, match=f"has {1 << 20} characters"):
         asked(f"NVIDIA_VISIBLE_DEVICES={'x' * (1 << 20)}")
 
@@ -117,7 +152,7 @@ def test_an_endless_value_is_refused() -> None:
 @given(st.lists(st.text("abc019, \t-:=./", max_size=6), max_size=6))
 def test_each_name_is_asked_for_once_and_in_order(tokens: list[str]) -> None:
     """Whatever the blanks and repeats, no device is injected twice."""
-    found = asked(f"NVIDIA_VISIBLE_DEVICES={','.join(tokens)}").devices
+    found = asked(f"NVIDIA_VISIBLE_DEVICES={','.join(tokens)}")[0]
     assert len(set(found)) == len(found)
     words = [word.strip() for token in tokens for word in token.split(",")]
     expected = dict.fromkeys(f"{KIND}={word}" for word in words if word)
@@ -146,7 +181,7 @@ def escaped(text: str, *positions: int) -> bytes:
 )
 def test_what_may_be_a_request_is_read(data: bytes) -> None:
     """An escape must not hide the variable from us and show it to runc."""
-    assert may_ask(data, Policy(KIND))
+    assert may_ask(data, policy())
 
 
 @pytest.mark.parametrize(
@@ -163,7 +198,7 @@ def test_what_may_be_a_request_is_read(data: bytes) -> None:
 )
 def test_what_asks_for_nothing_is_not_parsed(data: bytes) -> None:
     """Go's habitual escapes must not make every container slow."""
-    assert not may_ask(data, Policy(KIND))
+    assert not may_ask(data, policy())
 
 
 @pytest.mark.property
@@ -174,13 +209,13 @@ def test_no_spelling_of_the_variable_is_missed(positions: set[int], upper: bool)
     if upper:
         data = data.replace(b"\\u004e", b"\\u004E").replace(b"\\u005f", b"\\u005F")
     assert json.loads(data) == ["NVIDIA_VISIBLE_DEVICES=0"]
-    assert may_ask(data, Policy(KIND))
+    assert may_ask(data, policy())
 
 
 def test_every_trigger_is_part_of_a_word() -> None:
     """A trigger with another character could be spelled with an escape that we let pass."""
-    policy = Policy(KIND, mounts=True, swarm=("DOCKER_RESOURCE_GPU",))
-    assert all(set(word) <= request._WORD for word in request.triggers(policy))
+    operator = policy(mounts=True, swarm=("DOCKER_RESOURCE_GPU",))
+    assert all(set(word) <= request._WORD for word in request.triggers(operator))
 
 
 PRIVILEGED = {"capabilities": {"bounding": ["CAP_CHOWN", "CAP_SYS_ADMIN"]}}
@@ -202,22 +237,22 @@ def config(
 
 ALL_GPUS = gpus("all")
 MOUNT = "/var/run/nvidia-container-devices"
-BY_MOUNT = Policy(KIND, mounts=True)
-MOUNT_ONLY = Policy(KIND, mounts=True, env_when_unprivileged=False)
-SWARM = Policy(KIND, swarm=("RES_A", "RES_B"))
+BY_MOUNT = policy(mounts=True)
+MOUNT_ONLY = policy(mounts=True, env_when_unprivileged=False)
+SWARM = policy(swarm=("RES_A", "RES_B"))
 CDI = {"cdi.k8s.io/plugin_1": f"{KIND}=3,{KIND}=4"}
 
 
 @pytest.mark.parametrize(
-    ("given", "policy", "expected"),
+    ("given", "operator", "expected"),
     [
         # Images of old CUDA ask by having no variable of ours (toolkit.md 4.2).
-        (config("CUDA_VERSION=7.5"), Policy(KIND), ALL_GPUS),
-        (config("CUDA_VERSION="), Policy(KIND), NOTHING),
-        (config("CUDA_VERSION=9", "NVIDIA_REQUIRE_CUDA=cuda>=9.0"), Policy(KIND), NOTHING),
-        (config("CUDA_VERSION=9", "NVIDIA_REQUIRE_CUDA="), Policy(KIND), ALL_GPUS),
-        (config("CUDA_VERSION=9", "NVIDIA_VISIBLE_DEVICES="), Policy(KIND), NOTHING),
-        (config("CUDA_VERSION=9", "NVIDIA_VISIBLE_DEVICES=1"), Policy(KIND), gpus("1")),
+        (config("CUDA_VERSION=7.5"), policy(), ALL_GPUS),
+        (config("CUDA_VERSION="), policy(), NOTHING),
+        (config("CUDA_VERSION=9", "NVIDIA_REQUIRE_CUDA=cuda>=9.0"), policy(), NOTHING),
+        (config("CUDA_VERSION=9", "NVIDIA_REQUIRE_CUDA="), policy(), ALL_GPUS),
+        (config("CUDA_VERSION=9", "NVIDIA_VISIBLE_DEVICES="), policy(), NOTHING),
+        (config("CUDA_VERSION=9", "NVIDIA_VISIBLE_DEVICES=1"), policy(), gpus("1")),
         # The bounding set decides who is privileged (REQ-02).
         (config("NVIDIA_VISIBLE_DEVICES=1", **PRIVILEGED), MOUNT_ONLY, gpus("1")),
         # A resource of swarm takes the place of the variable (4.3).
@@ -238,51 +273,50 @@ CDI = {"cdi.k8s.io/plugin_1": f"{KIND}=3,{KIND}=4"}
         (config(mounts=(f"{MOUNT}/imex/0",)), BY_MOUNT, NOTHING),
         (config(mounts=(f"{MOUNT}-other/1", MOUNT, f"{MOUNT}/", "/x")), BY_MOUNT, NOTHING),
         # Annotations go before both (4.1); keys are sorted, values are not trimmed.
-        (config("NVIDIA_VISIBLE_DEVICES=all", annotations=CDI), Policy(KIND), gpus("3", "4")),
+        (config("NVIDIA_VISIBLE_DEVICES=all", annotations=CDI), policy(), gpus("3", "4")),
         (config(mounts=(f"{MOUNT}/1",), annotations=CDI), BY_MOUNT, gpus("3", "4")),
         (
             config(annotations={"cdi.k8s.io/b": "1", "cdi.k8s.io/a": "0,0", "x/cdi.k8s.io/": "7"}),
-            Policy(KIND),
+            policy(),
             gpus("0", "1"),
         ),
-        (config(annotations={"CDI.k8s.io/a": "1"}), Policy(KIND), NOTHING),
-        (config(annotations={"cdi.k8s.io/a": ""}), Policy(KIND), NOTHING),
-        (config(annotations=CDI), Policy(KIND, annotations=()), NOTHING),
+        (config(annotations={"CDI.k8s.io/a": "1"}), policy(), NOTHING),
+        (config(annotations={"cdi.k8s.io/a": ""}), policy(), NOTHING),
+        (config(annotations=CDI), policy(annotations=()), NOTHING),
         (
             config(annotations={"my.org/a": "1"}),
-            Policy(KIND, annotations=("my.org/",)),
+            policy(annotations=("my.org/",)),
             gpus("1"),
         ),
         # Of another vendor, also beside an injection that has been (design 5).
         (
             config("NVIDIA_VISIBLE_DEVICES=void", annotations={"cdi.k8s.io/a": "v.org/c=d"}),
-            Policy(KIND),
-            Request(("v.org/c=d",)),
+            policy(),
+            named("v.org/c=d"),
         ),
         # Every device of the host, for who may have it (REQ-03).
         (
             config("NVIDIA_VISIBLE_DEVICES=management.nvidia.com/gpu=all", **PRIVILEGED),
-            Policy(KIND),
-            Request(("management.nvidia.com/gpu=all",)),
+            policy(),
+            named("management.nvidia.com/gpu=all"),
         ),
         (
             config("NVIDIA_VISIBLE_DEVICES=all"),
-            Policy("management.nvidia.com/gpu"),
-            Request(("management.nvidia.com/gpu=all",)),
+            policy("management.nvidia.com/gpu"),
+            named("management.nvidia.com/gpu=all"),
         ),
     ],
 )
 def test_what_counts_and_in_which_order(
-    given: dict[str, object], policy: Policy, expected: Request
+    given: dict[str, object], operator: Config, expected: Asked
 ) -> None:
     """Each row with the section that decides it."""
-    found = from_oci(given, policy)
-    assert found == expected
-    assert may_ask(json.dumps(given).encode(), policy) or not found
+    assert of(given, operator) == expected
+    assert may_ask(json.dumps(given).encode(), operator) or expected == NOTHING
 
 
 @pytest.mark.parametrize(
-    ("given", "policy", "expected", "why"),
+    ("given", "operator", "expected", "why"),
     [
         # REQ-01: neither device nor driver, and a warning.
         (config("NVIDIA_VISIBLE_DEVICES=all"), MOUNT_ONLY, NOTHING, "unprivileged container"),
@@ -295,36 +329,36 @@ def test_what_counts_and_in_which_order(
             NOTHING,
             "unprivileged container",
         ),
-        (config(mounts=(f"{MOUNT}/1",)), Policy(KIND), NOTHING, "by mounts are not allowed"),
+        (config(mounts=(f"{MOUNT}/1",)), policy(), NOTHING, "as-volume-mounts"),
         (
             config("NVIDIA_VISIBLE_DEVICES=0", mounts=(f"{MOUNT}/1",)),
-            Policy(KIND),
+            policy(),
             gpus("0"),
-            "by mounts are not allowed",
+            "as-volume-mounts",
         ),
         # Injecting twice equals once (B086, B132).
         (
             config("NVIDIA_VISIBLE_DEVICES=void", annotations=CDI),
-            Policy(KIND),
+            policy(),
             NOTHING,
-            "there already",
+            "added already",
         ),
         (
             config("NVIDIA_VISIBLE_DEVICES=void", mounts=(f"{MOUNT}/1",)),
             BY_MOUNT,
             NOTHING,
-            "there already",
+            "added already",
         ),
     ],
 )
 def test_what_is_ignored_is_said(
-    given: dict[str, object], policy: Policy, expected: Request, why: str
+    given: dict[str, object], operator: Config, expected: Asked, why: str
 ) -> None:
     """A container that starts without its GPU has a reason in the log."""
-    found = from_oci(given, policy)
-    assert (found.devices, found.driver_only) == (expected.devices, expected.driver_only)
-    assert len(found.ignored) == 1
-    assert why in found.ignored[0]
+    assert of(given, operator) == expected
+    ignored = from_oci(given, operator).ignored
+    assert len(ignored) == 1
+    assert why in str(ignored[0])
 
 
 @pytest.mark.parametrize(
@@ -334,6 +368,8 @@ def test_what_is_ignored_is_said(
         config(annotations={"cdi.k8s.io/a": "management.nvidia.com/gpu=all"}),
         config(annotations={"cdi.k8s.io/a": "x" * (1 << 20)}),
         config(annotations={"cdi.k8s.io/a": 7}),
+        # toolkit.md 4.1
+        config("NVIDIA_VISIBLE_DEVICES=0", "BROKEN"),
         config("NVIDIA_VISIBLE_DEVICES=" + ",".join(map(str, range(11_000)))),
         config(mounts=(f"{MOUNT}/{'x' * (1 << 20)}",)),
     ],

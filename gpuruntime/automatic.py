@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request for what the machine has now, and its inventory → container edits; pure.
+
+On the start path. The devices of a CDI spec are another matter: who wrote the spec decided.
+"""
+
+from __future__ import annotations
+
+from gpuruntime import capabilities, extras, model, plan, requirements, resolve
+from gpuruntime import config as settings
+from gpuruntime.errors import UnresolvedDeviceError
+from gpuruntime.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from cdi.wire import Edits
+    from gpuruntime.config import Config
+    from gpuruntime.extras import Extras
+    from gpuruntime.model import Driver, Inventory, Node
+    from gpuruntime.plan import Style
+    from gpuruntime.request import Request
+    from gpuruntime.resolve import Device
+
+_CONTROL = "/dev/nvidiactl"
+_UNIFIED_MEMORY = "/dev/nvidia-uvm"
+_CHANNELS = "/dev/nvidia-caps-imex-channels"
+_GRAPHICS = frozenset({capabilities.GRAPHICS, capabilities.DISPLAY})
+_JIT = "nvidia-container-runtime.modes.jit-cdi"
+_NO_GROUPS = "no-additional-gids-for-device-nodes"
+
+
+class Grant(Record):
+    """The *edits* that give a container what it asks for, and *devices* by name.
+
+    *notes* are sentences about it: what could not be decided, what was left out.
+    """
+
+    __slots__ = ("devices", "edits", "notes")
+
+    def __init__(self, devices: Sequence[str], edits: Edits, notes: Iterable[str]) -> None:
+        self.devices = tuple(devices)
+        self.edits = edits
+        self.notes = tuple(notes)
+
+
+def style(config: Config, hook_path: str) -> Style:
+    """Return how edits are written under *config*."""
+    flags = config[f"{_JIT}.nvcdi-feature-flags"]
+    return plan.Style(
+        hook_path,
+        disabled=config[f"{_JIT}.nvcdi-disable-hooks"],
+        groups=_NO_GROUPS not in config.features and _NO_GROUPS not in flags,
+    )
+
+
+def devices(asked: Request, inventory: Inventory) -> list[Device]:
+    """Return the devices of *asked*; raise RequestError and UnresolvedDeviceError."""
+    return [] if asked.driver_only else resolve.devices(asked.ids, inventory.gpus)
+
+
+def grant(asked: Request, inventory: Inventory, config: Config, style: Style) -> Grant:
+    """Return what *asked* gets of the machine.
+
+    In the legacy mode without the driver's files, which a prestart hook mounts. Raises
+    RequestError for a requirement that is not met, and UnresolvedDeviceError.
+    """
+    found = devices(asked, inventory)
+    more = asked.extras
+    notes = requirements.check(more.requirements, _facts(found, inventory))
+    is_legacy = asked.mode == settings.LEGACY
+    with_graphics = not is_legacy or bool(_GRAPHICS & set(more.capabilities))
+    parts = [plan.device_edits(_with_drm(device, wanted=with_graphics), style) for device in found]
+    parts.append(plan.node_edits(_feature_nodes(more, inventory, notes), style))
+    control = _control_nodes(more, inventory)
+    if is_legacy:
+        parts.append(plan.node_edits(control, style))
+    else:
+        driver = _driver(more, inventory, config, notes)
+        links = [link for device in found if not device.mig for link in device.gpu.links]
+        parts.append(plan.common_edits(driver, control, links, style))
+    return Grant([device.name(resolve.INDEX) for device in found], plan.merged(parts), notes)
+
+
+def _facts(found: list[Device], inventory: Inventory) -> requirements.Facts:
+    gpus = {device.gpu.gpu.index: device.gpu.gpu for device in found}
+    return requirements.Facts(
+        cuda=inventory.cuda_version,
+        driver=inventory.driver.version,
+        gpus=tuple((gpu.index, gpu.architecture, gpu.brand) for gpu in gpus.values()),
+    )
+
+
+def _with_drm(device: Device, *, wanted: bool) -> Device:
+    if wanted:
+        return device
+    gpu = model.GpuNodes(gpu=device.gpu.gpu, node=device.gpu.node, mig=device.gpu.mig)
+    return resolve.Device(gpu, device.mig)
+
+
+def _control_nodes(more: Extras, inventory: Inventory) -> list[Node]:
+    """Return the control nodes, also those that are missing and without which nothing works."""
+    found = {node.container_path: node for node in inventory.control_nodes}
+    needed = [_CONTROL]
+    if capabilities.COMPUTE in capabilities.closed(more.capabilities):
+        needed.append(_UNIFIED_MEMORY)
+    for path in needed:
+        # Below another dev root, the nodes that are there tell where.
+        root = next((n.host_path[: -len(p)] for p, n in found.items()), "")
+        node = model.Node(host_path=f"{root}{path}", container_path=path)
+        found.setdefault(path, node)
+    return [found[path] for path in sorted(found)]
+
+
+def _feature_nodes(more: Extras, inventory: Inventory, notes: list[str]) -> list[Node]:
+    """Return the nodes of features; raise UnresolvedDeviceError if one by name is missing."""
+    found: list[Node] = []
+    for feature in more.features:
+        nodes = inventory.features[feature]
+        if not nodes:
+            variable = next(name for name, value in extras.FEATURES.items() if value == feature)
+            notes.append(f"{variable}=enabled adds nothing: the host has no such device node")
+        found += nodes
+    channels = {node.container_path: node for node in inventory.features[model.IMEX]}
+    for channel in more.imex:
+        path = f"{_CHANNELS}/channel{channel}"
+        if path not in channels:
+            raise UnresolvedDeviceError(
+                f'IMEX channel {channel} not found at "{path}"',
+                "make the channel on the host, or ask for one that is there",
+            )
+        found.append(channels[path])
+    for right in more.mig:
+        nodes = inventory.features[f"mig-{right}"]
+        if not nodes:
+            raise UnresolvedDeviceError(
+                f"the host has no device node for the right to {right} MIG devices",
+                'run "nvidia-smi" on a host with MIG, which makes them',
+            )
+        found += nodes
+    return found
+
+
+def _driver(more: Extras, inventory: Inventory, config: Config, notes: list[str]) -> Driver:
+    """Return the driver's files for the capabilities of *more*."""
+    driver = capabilities.select(inventory.driver, more.capabilities)
+    missing = capabilities.left_out(inventory.driver, driver)
+    if missing:
+        notes.append(
+            f"{sum(missing.values())} files of the driver are left out; "
+            f"they are for {', '.join(sorted(missing))}: add that to NVIDIA_DRIVER_CAPABILITIES"
+        )
+    if "disable-ipc-discoverer" in config[f"{_JIT}.nvcdi-feature-flags"]:
+        driver = capabilities.without(driver, "ipc")
+    if model.GDS in more.features:
+        driver = model.Driver(
+            version=driver.version,
+            libraries=driver.libraries,
+            files=(*driver.files, *inventory.gds_files),
+            problems=driver.problems,
+        )
+    return driver

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The modes of `cdi generate` for nodes beside the GPUs': storage, network, channels."""
+
+from __future__ import annotations
+
+import re
+
+from cdi.wire import Edits
+from gpuruntime import model, plan, resolve
+from gpuruntime.discover import nodes
+from gpuruntime.errors import DiscoveryError, RequestError, UnresolvedDeviceError
+from gpuruntime.model import Inventory
+
+MODES = (model.GDS, model.MOFED, model.GDRCOPY, model.NVSWITCH, model.IMEX)
+# The classes of their kinds, where it is not the mode's name.
+_CLASSES = {model.IMEX: "imex-channel"}
+_CHANNEL = re.compile(r"(?:channel)?([0-9]{1,9})\Z")
+_MAX_CHANNEL = (1 << 20) - 1
+
+
+def class_of(mode: str) -> str:
+    """Return the class of the devices of *mode*."""
+    return _CLASSES.get(mode, mode)
+
+
+def named_devices(
+    mode: str, ids: tuple[str, ...], inventory: Inventory, style: plan.Style
+) -> list[tuple[str, Edits]]:
+    """Return (name, edits) of the devices of *mode*: the channels of *ids*, else `all`.
+
+    Raises DiscoveryError if there is nothing, RequestError and UnresolvedDeviceError for an id.
+    """
+    found = inventory.features[mode]
+    if not found:
+        patterns = " or ".join(f'"{pattern}"' for pattern in nodes.FEATURES[mode])
+        raise DiscoveryError(
+            f'nothing for the mode "{mode}": no device node {patterns}',
+            'load the module that makes it, or name its directory with "--dev-root"',
+        )
+    if mode == model.IMEX:
+        channels = {_number(node.container_path.rpartition("/")[2]): node for node in found}
+        asked = list(channels) if resolve.ALL in ids else [_number(name) for name in ids]
+        return [
+            (str(number), plan.node_edits([_channel(number, channels)], style))
+            for number in dict.fromkeys(asked)
+        ]
+    edits = plan.node_edits(found, style)
+    if mode == model.GDS and inventory.gds_files:
+        edits["mounts"] = [
+            {
+                "hostPath": file.host_path,
+                "containerPath": file.container_path,
+                "options": list(plan.MOUNT_OPTIONS),
+            }
+            for file in inventory.gds_files
+        ]
+    return [(resolve.ALL, edits)]
+
+
+def common_edits() -> Edits:
+    """Return what a container gets with any of these devices."""
+    return {"env": ["NVIDIA_VISIBLE_DEVICES=void"]}
+
+
+def _number(name: str) -> int:
+    match = _CHANNEL.match(name)
+    if match is None:
+        raise RequestError(
+            f'invalid channel ID "{name}"', 'name channels by number with "--device-id", or "all"'
+        )
+    if int(match[1]) > _MAX_CHANNEL:
+        raise RequestError(
+            f"invalid channel ID {match[1]}: must be in the range [0, {_MAX_CHANNEL}]",
+            "name a channel of that range",
+        )
+    return int(match[1])
+
+
+def _channel(number: int, channels: dict[int, model.Node]) -> model.Node:
+    if number not in channels:
+        raise UnresolvedDeviceError(
+            f'IMEX channel {number} not found at "{nodes.CHANNELS}/channel{number}"',
+            f"name one that is there: {', '.join(map(str, channels))}",
+        )
+    return channels[number]

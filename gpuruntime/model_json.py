@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An inventory as JSON, for the snapshot that containers are started from."""
+
+from __future__ import annotations
+
+from gpuruntime import model
+from gpuruntime.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    Decode = Callable[[Any], Any]
+
+
+def encode(inventory: model.Inventory) -> dict[str, Any]:
+    """Return *inventory* as dicts and lists of text and numbers."""
+    plain: dict[str, Any] = _plain(inventory)
+    return plain
+
+
+def decode(plain: object) -> model.Inventory:
+    """Return the inventory that `encode` made *plain* of; raise ValueError if it made it of none.
+
+    Only the shape is looked at: whoever reads a file first sees to it that it can be trusted.
+    """
+    inventory: model.Inventory = _inventory(plain)
+    return inventory
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 (a field of a value, and the same in JSON)
+    if isinstance(value, Record):
+        return {name: _plain(getattr(value, name)) for name in value.__slots__}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return value
+
+
+def _exactly(kind: type) -> Decode:
+    """Return the decoder of a *kind* that is the same in JSON."""
+
+    def decoded(value: Any) -> Any:  # noqa: ANN401 (a *kind*)
+        # True is an int to isinstance.
+        if type(value) is not kind:
+            raise ValueError(f"{kind.__name__} expected, not {type(value).__name__}")
+        return value
+
+    return decoded
+
+
+def _many(one: Decode) -> Decode:
+    """Return the decoder of a tuple of any number of what *one* decodes."""
+
+    def decoded(value: Any) -> Any:  # noqa: ANN401 (a tuple)
+        return tuple([one(item) for item in _list(value)])
+
+    return decoded
+
+
+def _each(*parts: Decode) -> Decode:
+    """Return the decoder of a tuple of just what *parts* decode."""
+
+    def decoded(value: Any) -> Any:  # noqa: ANN401 (a tuple)
+        if len(_list(value)) != len(parts):
+            raise ValueError(f"{len(parts)} items expected, not {len(value)}")
+        return tuple([part(item) for part, item in zip(parts, value)])
+
+    return decoded
+
+
+def _by_name(names: tuple[str, ...], one: Decode) -> Decode:
+    """Return the decoder of a dict that has *names*, and for each what *one* decodes."""
+
+    def decoded(value: Any) -> Any:  # noqa: ANN401 (a dict)
+        _check_names(value, names)
+        return {name: one(value[name]) for name in names}
+
+    return decoded
+
+
+def _record(cls: Any, **fields: Decode) -> Decode:  # noqa: ANN401 (a subclass of Record)
+    """Return the decoder of a *cls* whose fields are what *fields* decode."""
+
+    def decoded(value: Any) -> Any:  # noqa: ANN401 (a *cls*)
+        _check_names(value, fields)
+        return cls(**{name: decode(value[name]) for name, decode in fields.items()})
+
+    return decoded
+
+
+def _check_names(value: Any, names: Any) -> None:  # noqa: ANN401 (JSON, and names of fields)
+    if type(value) is not dict or value.keys() != dict.fromkeys(names).keys():
+        raise ValueError(f"an object with {', '.join(sorted(names))} expected")
+
+
+_list = _exactly(list)
+_text, _number, _flag = _exactly(str), _exactly(int), _exactly(bool)
+_texts = _many(_text)
+_mig = _record(
+    model.MigDevice,
+    index=_number,
+    uuid=_text,
+    gpu_instance=_number,
+    compute_instance=_number,
+)
+_gpu = _record(
+    model.Gpu,
+    index=_number,
+    uuid=_text,
+    minor=_number,
+    name=_text,
+    bus_id=_text,
+    mig_enabled=_flag,
+    mig_devices=_many(_mig),
+    architecture=_text,
+    brand=_text,
+)
+_node = _record(model.Node, host_path=_text, container_path=_text, group=_number)
+_nodes = _many(_node)
+_gpu_nodes = _record(
+    model.GpuNodes,
+    gpu=_gpu,
+    node=_node,
+    drm=_nodes,
+    links=_texts,
+    mig=_many(_each(_mig, _node, _node)),
+)
+_library = _record(
+    model.Library,
+    host_path=_text,
+    container_path=_text,
+    soname=_text,
+    abi=_text,
+    capability=_text,
+    needed=_texts,
+    dev_link=_text,
+    links=_texts,
+)
+_file = _record(
+    model.File,
+    kind=_text,
+    host_path=_text,
+    container_path=_text,
+    capability=_text,
+    links=_texts,
+)
+_driver = _record(
+    model.Driver,
+    version=_text,
+    libraries=_many(_library),
+    files=_many(_file),
+    problems=_texts,
+)
+_inventory = _record(
+    model.Inventory,
+    driver=_driver,
+    gpus=_many(_gpu_nodes),
+    control_nodes=_nodes,
+    management_nodes=_nodes,
+    features=_by_name(model.FEATURES, _nodes),
+    gds_files=_many(_file),
+    cuda_version=_text,
+    problems=_texts,
+)

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the hook programs are, that configs and CDI specs name by their absolute paths.
+
+On the start path; looks and changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+
+from gpuruntime.errors import ConfigError
+from gpuruntime.oci.lowlevel import STANDARD_PATH
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpuruntime.config import Config
+
+HOOK = "gpu-cdi-hook"
+PRESTART_HOOK = "gpu-container-runtime-hook"
+# Program → the option that can name another, and its default, which means ours.
+_OPTIONS = {
+    HOOK: ("nvidia-ctk.path", "nvidia-ctk"),
+    PRESTART_HOOK: ("nvidia-container-runtime-hook.path", "nvidia-container-runtime-hook"),
+}
+
+
+def find(name: str, config: Config, launcher: str, path: str | None) -> str:
+    """Return the path of the program *name*: as configured, beside *launcher*, or on *path*.
+
+    Raises ConfigError if there is none.
+    """
+    option, default = _OPTIONS[name]
+    configured = config[option]
+    if configured.startswith("/"):
+        return str(configured)
+    wanted = name if configured in ("", default) else configured
+    directories = [item for item in (path or "").split(":") if item.startswith("/")]
+    directories += STANDARD_PATH
+    if "/" in launcher:
+        directories.insert(0, posixpath.dirname(os.path.abspath(launcher)))
+    for directory in directories:
+        found = posixpath.join(directory, wanted)
+        if os.access(found, os.X_OK) and os.path.isfile(found):
+            return found
+    raise ConfigError(
+        f'"{wanted}" is neither beside "{launcher}" nor on PATH',
+        f'set "{option}" in config.toml to the absolute path of {name}',
+    )
