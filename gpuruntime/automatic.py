@@ -68,7 +68,7 @@ def grant(asked: Request, inventory: Inventory, config: Config, style: Style) ->
     """
     found = devices(asked, inventory)
     more = asked.extras
-    notes = requirements.check(more.requirements, _facts(found, inventory))
+    notes = requirements.check(more.requirements, facts(found, inventory))
     is_legacy = asked.mode == settings.LEGACY
     with_graphics = not is_legacy or bool(_GRAPHICS & set(more.capabilities))
     parts = [plan.device_edits(_with_drm(device, wanted=with_graphics), style) for device in found]
@@ -83,7 +83,8 @@ def grant(asked: Request, inventory: Inventory, config: Config, style: Style) ->
     return Grant([device.name(resolve.INDEX) for device in found], plan.merged(parts), notes)
 
 
-def _facts(found: list[Device], inventory: Inventory) -> requirements.Facts:
+def facts(found: list[Device], inventory: Inventory) -> requirements.Facts:
+    """Return what requirements are compared with, for a container that gets *found*."""
     gpus = {device.gpu.gpu.index: device.gpu.gpu for device in found}
     return requirements.Facts(
         cuda=inventory.cuda_version,

@@ -78,10 +78,7 @@ class InventoryCache:
         lock = self._open_lock()
         if lock is None:
             # Nowhere to keep anything: an engine without root.
-            answer = self._discover()
-            if "error" in answer:
-                raise _error(answer["error"])
-            return model_json.decode(answer["inventory"]), True
+            return inventory_of(self._discover()), True
         try:
             self._wait(lock)
             after = self._load(SNAPSHOT)
@@ -206,6 +203,13 @@ class InventoryCache:
 
 def _now() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def inventory_of(answer: dict[str, Any]) -> Inventory:
+    """Return the inventory of the *answer* of gpuruntime.slow; raise the error that it is."""
+    if "error" in answer:
+        raise _error(answer["error"])
+    return model_json.decode(answer["inventory"])
 
 
 def _error(failure: dict[str, Any], when: str = "") -> GpuRuntimeError:

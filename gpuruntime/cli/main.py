@@ -16,6 +16,7 @@ from gpuruntime.errors import GpuRuntimeError
 COMMANDS = {
     "cdi": ("gpuruntime.cli.cdi", "cdi", "Work with Container Device Interface specs."),
     "driver": ("gpuruntime.cli.driver", "driver", "Show the driver that is installed here."),
+    "explain": ("gpuruntime.cli.explain", "explain", "Say what a container would get, and why."),
     "config": ("gpuruntime.cli.config", "config", "Show, change, check and compile config.toml."),
 }
 

@@ -125,7 +125,8 @@ def show_container() -> None:
     """Make a bundle, start it through us, and show what its container sees."""
     with tempfile.TemporaryDirectory(prefix="gpuruntime-demo-") as work:
         os.chmod(work, 0o755)
-        environment = prepare_host(work)
+        environment = defaults(work)
+        explain(environment)
         bundle = make_bundle(work)
         original = read(os.path.join(bundle, "config.json"))
         output = run_container(bundle, work, environment)
@@ -137,25 +138,26 @@ def show_container() -> None:
         measure(bundle, original, environment)
 
 
-def prepare_host(work: str) -> dict[str, str]:
-    """Write the CDI spec; return what the environment of the runtime needs."""
-    if os.environ.get("SIMHOST"):
-        target, environment = "/etc/cdi/nvidia.json", {}
-    else:
-        # A real machine may have specs of its own: ours goes where only this demo looks.
-        target = os.path.join(work, "cdi", "nvidia.json")
-        config = os.path.join(work, "config.toml")
-        with open(config, "w", encoding="utf-8") as stream:
-            stream.write(
-                "[nvidia-container-runtime.modes.cdi]\n"
-                f'spec-dirs = ["{os.path.dirname(target)}"]\n'
-            )
-        environment = {"GPURUNTIME_CONFIG": config}
-    print(f"$ gpuruntime cdi generate --output {os.path.basename(target)}")
-    run(os.path.join(BIN, "gpuruntime"), "cdi", "generate", "--output", target)
-    names = [device["name"] for device in json.loads(read(target))["devices"]]
-    print(f"  devices: {', '.join(name for name in names if len(name) < 8)}, and by UUID")
-    return environment
+def defaults(work: str) -> dict[str, str]:
+    """Return an environment in which every option has its default, whatever the machine has."""
+    config = os.path.join(work, "config.toml")
+    with open(config, "w", encoding="utf-8"):
+        pass
+    return {"GPURUNTIME_CONFIG": config}
+
+
+def asked() -> str:
+    """Return what the container asks for."""
+    return f"NVIDIA_VISIBLE_DEVICES={'1,3' if os.environ.get('SIMHOST') else 'all'}"
+
+
+def explain(environment: dict[str, str]) -> None:
+    """Print which GPUs such a container gets, before there is one."""
+    words = ["explain", "--env", asked()]
+    print(f"$ gpuruntime {' '.join(words)}")
+    for line in run(os.path.join(BIN, "gpuruntime"), *words, env=environment).splitlines():
+        if line.startswith(("mode", "request", "capabilities", "gpu ")):
+            print(f"  {line}")
 
 
 def read(path: str) -> str:
@@ -181,10 +183,9 @@ def make_bundle(work: str) -> str:
     run("runc", "spec", "--bundle", bundle)
     path = os.path.join(bundle, "config.json")
     config = json.loads(read(path))
-    wanted = "1,3" if os.environ.get("SIMHOST") else "all"
     config["process"]["terminal"] = False
     config["process"]["args"] = ["/bin/busybox", "sh", "-c", script()]
-    config["process"]["env"] = ["PATH=/bin:/usr/bin", f"NVIDIA_VISIBLE_DEVICES={wanted}"]
+    config["process"]["env"] = ["PATH=/bin:/usr/bin", asked()]
     config["root"]["readonly"] = False
     for capabilities in config["process"]["capabilities"].values():
         capabilities.append("CAP_MKNOD")
@@ -193,7 +194,7 @@ def make_bundle(work: str) -> str:
     if os.environ.get("SIMHOST"):
         # What a kernel driver does by itself: its entries below /proc, in the container's too.
         run(sys.executable, SIMHOST, "fakeproc", bundle)
-    print(f"\nthe bundle asks for NVIDIA_VISIBLE_DEVICES={wanted}; as OCI runtime: us, then runc")
+    print(f"\nthe bundle asks for {asked()}; as OCI runtime: us, then runc")
     return bundle
 
 

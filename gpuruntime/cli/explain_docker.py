@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options like docker's → the OCI config that docker would make of them; pure."""
+
+from __future__ import annotations
+
+import csv
+import os
+import posixpath
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cdi.wire import OciConfig
+from gpuruntime.container import shortened
+from gpuruntime.errors import RequestError
+
+# The hook that docker adds for `--gpus`, and the words that it takes for capabilities there.
+HOOK = "nvidia-container-runtime-hook"
+DOCKER_CAPABILITIES = ("compute", "compat32", "graphics", "utility", "video", "display")
+_NO_DRIVER_CAPABILITIES = ("gpu", "nvidia")
+MAX_COUNT = 1024
+_CAP_SYS_ADMIN = "CAP_SYS_ADMIN"
+# Of docker's 14: whether there are any tells one config from one without the member.
+_DEFAULT_CAPABILITIES = ("CAP_CHOWN", "CAP_KILL", "CAP_SETUID")
+_SOURCE = ("source", "src")
+_TARGET = ("target", "destination", "dst")
+_FLAGS = ("readonly", "ro", "consistency")
+_PREFIXES = ("bind-", "volume-", "tmpfs-", "image-")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options like docker's, as they were given."""
+
+    env: tuple[str, ...] = ()
+    image_env: tuple[str, ...] = ()
+    privileged: bool = False
+    cap_add: tuple[str, ...] = ()
+    mount: tuple[str, ...] = ()
+    volume: tuple[str, ...] = ()
+    annotation: tuple[str, ...] = ()
+    gpus: str | None = None
+    device: tuple[str, ...] = ()
+    userns: str | None = None
+
+
+def of_options(options: Options, environ: Mapping[str, str]) -> OciConfig:
+    """Return the OCI config that docker makes of *options*, as far as it matters here.
+
+    *environ* are the caller's variables. Devices of CDI are not in it. Raises RequestError.
+    """
+    env = _environment(options.image_env, options.env, environ)
+    hooks: dict[str, Any] = {}
+    if options.gpus is not None:
+        env += _gpus(options.gpus)
+        hook = {"path": f"/usr/bin/{HOOK}", "args": [HOOK, "prestart"]}
+        hooks = {"hooks": {"prestart": [hook]}}
+    mounts = [
+        *(_mount(_plain(text)) for text in options.mount),
+        *(_volume(_plain(text)) for text in options.volume),
+    ]
+    namespaces = [{"type": kind} for kind in ("mount", "pid", "network", "ipc", "uts")]
+    if options.userns not in (None, "", "host"):
+        namespaces.append({"type": "user"})
+    allow = options.privileged
+    return {
+        "ociVersion": "1.2.0",
+        "process": {
+            "env": env,
+            "capabilities": {"bounding": _capabilities(options.cap_add, everything=allow)},
+        },
+        "root": {"path": "rootfs"},
+        "mounts": [mount for mount in mounts if mount],
+        "annotations": dict(_pairs(options.annotation)),
+        "linux": {
+            "namespaces": namespaces,
+            "resources": {"devices": [{"allow": allow, "access": "rwm"}]},
+        },
+        **hooks,
+    }
+
+
+def _plain(text: str) -> str:
+    """Return *text* of the command line with what is no UTF-8 replaced, as Go writes it."""
+    return os.fsencode(text).decode("utf-8", "replace")
+
+
+def _environment(
+    image: Iterable[str], given: Iterable[str], environ: Mapping[str, str]
+) -> list[str]:
+    """Return the entries of *image*, changed by those of *given*.
+
+    Of *given* a name alone takes the value of *environ*, or takes the variable away.
+    """
+    found: dict[str, str] = {}
+    for text in image:
+        name, equals, _ = text.partition("=")
+        if not (name and equals):
+            raise _malformed("--image-env", text, "NAME=VALUE")
+        found[name] = _plain(text)
+    for text in given:
+        name, equals, _ = text.partition("=")
+        if not name:
+            raise _malformed("--env", text, "NAME=VALUE or NAME")
+        if equals:
+            found[name] = _plain(text)
+        elif name in environ:
+            found[name] = _plain(f"{name}={environ[name]}")
+        else:
+            found.pop(name, None)
+    return list(found.values())
+
+
+def _capabilities(added: Iterable[str], *, everything: bool) -> list[str]:
+    names = [name.upper() for name in map(_plain, added)]
+    found = [name if name.startswith("CAP_") else f"CAP_{name}" for name in names]
+    if everything or "CAP_ALL" in found:
+        found.append(_CAP_SYS_ADMIN)
+    return sorted({*_DEFAULT_CAPABILITIES, *found} - {"CAP_ALL"})
+
+
+def _pairs(texts: Iterable[str]) -> Iterable[tuple[str, str]]:
+    for text in map(_plain, texts):
+        name, _, value = text.partition("=")
+        if not name:
+            raise _malformed("--annotation", text, "NAME=VALUE")
+        yield name, value
+
+
+def _mount(text: str) -> dict[str, Any]:
+    """Return the mount of `--mount`, also in the form of `--volume`; raise RequestError."""
+    if text.startswith("/"):
+        return _volume(text)
+    members = dict(_fields("--mount", text))
+    known = {*_SOURCE, *_TARGET, *_FLAGS, "type"}
+    for name in members:
+        if name not in known and not name.startswith(_PREFIXES):
+            raise RequestError(
+                f'--mount "{shortened(text)}" has the unknown key "{shortened(name)}"',
+                "write it as type=bind,source=/dev/null,target=/path",
+            )
+    source = next((members[name] for name in _SOURCE if name in members), "")
+    target = next((members[name] for name in _TARGET if name in members), "")
+    kind = members.get("type", "volume")
+    if not target.startswith("/") or (kind == "bind" and not source.startswith("/")):
+        raise _malformed("--mount", text, "type=bind,source=/dev/null,target=/path")
+    return _oci_mount(kind, source, target)
+
+
+def _volume(text: str) -> dict[str, Any]:
+    """Return the mount of docker's `--volume`; raise RequestError."""
+    parts = text.split(":")
+    # One part is the path of a volume without a name.
+    source, target = ("", parts[0]) if len(parts) == 1 else parts[:2]
+    if len(parts) > 3 or not target.startswith("/"):
+        raise _malformed("--volume", text, "/dev/null:/path")
+    return _oci_mount("bind", source, target)
+
+
+def _oci_mount(kind: str, source: str, target: str) -> dict[str, Any]:
+    mount = {"destination": posixpath.normpath(target), "type": kind, "source": source}
+    return {**mount, "options": ["rbind", "rprivate"]}
+
+
+def _gpus(text: str) -> list[str]:
+    """Return the variables that docker sets for `--gpus`; raise RequestError.
+
+    Its own driver for these devices does so, which is there where docker does not use CDI.
+    """
+    count: str | None = None
+    devices: str | None = None
+    words: list[str] = []
+    for name, value in _fields("--gpus", _plain(text), alone="count"):
+        if name == "count" and count is None:
+            count = value
+        elif name == "device" and devices is None:
+            devices = value
+        elif name == "capabilities":
+            words += value.split(",")
+        elif not (name == "options" or (name == "driver" and value in ("", "nvidia"))):
+            raise _malformed("--gpus", text, 'all, 2, device=0, or "device=0,1"')
+    if count is not None and devices is not None:
+        raise RequestError("--gpus has a count and devices", "give it one of the two")
+    unknown = [w for w in words if w not in (*DOCKER_CAPABILITIES, *_NO_DRIVER_CAPABILITIES)]
+    if unknown:
+        raise RequestError(
+            f'--gpus has the capability "{shortened(unknown[0])}", which docker does not take',
+            f"name some of {', '.join(DOCKER_CAPABILITIES)}",
+        )
+    found = [] if devices is None else [f"NVIDIA_VISIBLE_DEVICES={devices}"]
+    if devices is None:
+        found = _counted(count or "1")
+    wanted = [word for word in words if word in DOCKER_CAPABILITIES]
+    if wanted:
+        found.append(f"NVIDIA_DRIVER_CAPABILITIES={','.join(wanted)}")
+    return found
+
+
+def _counted(count: str) -> list[str]:
+    if count in ("all", "-1"):
+        return ["NVIDIA_VISIBLE_DEVICES=all"]
+    if not (count.isascii() and count.isdigit() and len(count) < 5 and int(count) <= MAX_COUNT):
+        raise _malformed("--gpus", count, 'all, 2, device=0, or "device=0,1"')
+    # Docker counts from the first.
+    indices = ",".join(map(str, range(int(count))))
+    return [f"NVIDIA_VISIBLE_DEVICES={indices}"] if indices else []
+
+
+def _fields(option: str, text: str, alone: str = "") -> list[tuple[str, str]]:
+    """Return the keys and values of a line of CSV; a value without a key is one of *alone*."""
+    try:
+        (fields,) = csv.reader([text], strict=True)
+    except (csv.Error, ValueError):
+        fields = []
+    if not fields:
+        raise _malformed(option, text, "KEY=VALUE,KEY=VALUE")
+    found = []
+    for field in fields:
+        name, equals, value = field.strip().partition("=")
+        if alone and not equals:
+            name, value = alone, name
+        found.append((name.lower(), value))
+    return found
+
+
+def _malformed(option: str, text: str, form: str) -> RequestError:
+    return RequestError(f'{option} "{shortened(text)}" cannot be read', f"write it as {form}")

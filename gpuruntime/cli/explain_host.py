@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machine as the runtime would find it, and left as it is: for `gpuruntime explain`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import Any
+
+from cdi.complete import in_user_namespace
+from cdi.registry import Registry
+from gpuruntime import slowpath
+from gpuruntime.config import Config
+from gpuruntime.inventory_cache import InventoryCache, inventory_of
+from gpuruntime.log import Log
+from gpuruntime.model import Inventory
+from gpuruntime.oci import lowlevel
+from gpuruntime.shim import ShimHost
+
+RUNTIME = "gpu-container-runtime"
+
+
+class ExplainHost(ShimHost):
+    """The shim's host, of which nothing is changed; keeps what it was asked for.
+
+    *machine* is the inventory, *specs* the CDI specs, each None until somebody asks; *notes* are
+    sentences on what the shim would do and this does not.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config, sys.executable, launcher(), Log(None, json_format=False))
+        self.machine: Inventory | None = None
+        self.specs: Registry | None = None
+        self.notes: list[str] = []
+
+    def inventory(self, *, fresh: bool) -> tuple[Inventory, bool]:
+        """Return the inventory of the snapshot, or a new one, which is not kept."""
+        deadline_s = self._config["discovery-timeout"]
+        root = self._config.driver_root or "/"
+        question = {"driver root": root, "deadline_s": deadline_s}
+
+        def discover() -> Any:  # noqa: ANN401 (JSON)
+            return slowpath.ask(sys.executable, "discover", question, deadline_s)
+
+        kept = None
+        if not fresh and self._config["health"] != "nvml":
+            kept = InventoryCache(root, discover, deadline_s).read()
+        if kept is not None:
+            self.machine = kept
+            return kept, False
+        self.machine = inventory_of(discover())
+        return self.machine, True
+
+    def registry(self) -> Registry:
+        """Return the CDI specs of the configured directories."""
+        if self.specs is None:
+            self.specs = super().registry()
+        return self.specs
+
+    def make_nodes(self) -> bool:
+        """Do nothing, where the shim would run nvidia-modprobe."""
+        if not in_user_namespace({}):
+            self.notes.append(
+                "the runtime runs nvidia-modprobe before it gives up, which may make the node"
+            )
+        return False
+
+
+def launcher() -> str:
+    """Return the path of the runtime that engines call: beside this program, else on PATH."""
+    beside = os.path.dirname(os.path.abspath(sys.argv[0]))
+    found = shutil.which(RUNTIME, path=f"{beside}:{os.path.dirname(sys.executable)}")
+    return found or shutil.which(RUNTIME) or RUNTIME
+
+
+def find_runtime(config: Config, warnings: list[str]) -> str:
+    """Return the low-level runtime that would be executed; raise RuntimeExecError."""
+    try:
+        status = os.stat(launcher())
+        identity = f"{status.st_dev}:{status.st_ino}"
+    except OSError:
+        # Not installed: then it cannot be among the candidates.
+        identity = ""
+    return lowlevel.find(config.runtimes, os.environ.get("PATH"), identity, warnings.append)

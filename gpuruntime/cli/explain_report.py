@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find out what the runtime would do for a container, and why: the report of `explain`."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from cdi.wire import Edits, OciConfig
+from gpuruntime import automatic, injection, request, requirements
+from gpuruntime import config as settings
+from gpuruntime.cli import config_file, explain_reasons, explain_request
+from gpuruntime.cli.config_compile import accepted
+from gpuruntime.cli.explain_host import ExplainHost, find_runtime
+from gpuruntime.cli.explain_reasons import REMOVED, Reason
+from gpuruntime.config import Config
+from gpuruntime.container import Container, Ignored
+from gpuruntime.errors import (
+    GpuRuntimeError,
+    RequestError,
+    RuntimeExecError,
+    bug,
+)
+from gpuruntime.injection import Injection
+from gpuruntime.model import Inventory
+from gpuruntime.oci.bundle import Bundle
+from gpuruntime.request import Request
+
+NO_DEVICE = "no device"
+_NOT_MET = "requirements not met: "
+_MODE = "nvidia-container-runtime.mode"
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """A requirement; *met* is None if that cannot be told here. *why* is a sentence, or ""."""
+
+    text: str
+    met: bool | None
+    why: str
+
+
+@dataclass(slots=True)
+class Report:
+    """What would be done and why; what was not found out yet is empty.
+
+    *edits* are CDI container edits, completed; *removed* are paths of prestart hooks that are
+    taken away. *runtime* is the low-level runtime. *error* is why the container does not start.
+    """
+
+    mode: str = ""
+    why_mode: str = ""
+    config: str | None = None
+    source: str = ""
+    asked_by: str = ""
+    devices: list[str] = field(default_factory=list)
+    capabilities: list[str] = field(default_factory=list)
+    why_capabilities: str = ""
+    requirements: list[Requirement] = field(default_factory=list)
+    why_requirements: str = ""
+    edits: dict[str, Any] = field(default_factory=dict)
+    removed: list[str] = field(default_factory=list)
+    reasons: list[Reason] = field(default_factory=list)
+    ignored: list[Ignored] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    runtime: str = ""
+    error: GpuRuntimeError | None = None
+
+
+def examine(
+    source: Callable[[ExplainHost], tuple[Bundle, list[str]]], config_path: str | None, mode: str
+) -> Report:
+    """Return the report on the config.json of *source*.
+
+    *source* is called with the host and returns it and what to note. *config_path* is a
+    config.toml in place of the one in force, *mode* one in place of what that says, "" for none.
+    """
+    report = Report()
+    try:
+        config = _config(report, config_path, mode)
+        host = ExplainHost(config)
+        try:
+            report.runtime = find_runtime(config, report.warnings)
+        except RuntimeExecError as error:
+            # The engine's PATH may be another.
+            report.warnings.append(f"{error.message} (with the PATH of this command)")
+        bundle, notes = source(host)
+        report.notes += notes
+        _decide(report, bundle, config, host)
+    except GpuRuntimeError as error:
+        report.error = error
+    except Exception as error:  # noqa: BLE001 (as the runtime: the input may be anybody's)
+        report.error = bug(error)
+    return report
+
+
+def _config(report: Report, path: str | None, mode: str) -> Config:
+    """Return the config of the file *path*, else of the one in force; raise ConfigError."""
+    if path is None:
+        found = settings.find(os.environ)
+        path = found[0] if found else None
+    report.config = path
+    values: dict[str, Any] = {}
+    if path is not None:
+        values, warnings = accepted(path, config_file.read(path)[0])
+        report.warnings += warnings
+    report.why_mode = f'set by "{_MODE}"' if values.get(_MODE) else ""
+    if mode:
+        report.why_mode = 'set by "--mode"'
+        # What is said of the mode is not about the file.
+        return Config({**values, _MODE: mode}, None)
+    return Config(values, path)
+
+
+def _decide(report: Report, bundle: Bundle, config: Config, host: ExplainHost) -> None:
+    """Fill *report* in as far as it goes; raise the error that the runtime would."""
+    document, doubt = bundle.parse()
+    if not request.may_ask(bundle.data, config):
+        _say_mode(report, Request(), config)
+        report.reasons.append(Reason("", NO_DEVICE, "nothing in config.json asks for any"))
+        return
+    if doubt is not None:
+        raise bundle.ambiguous(doubt)
+    # Also where the request cannot be read.
+    report.mode = config.mode
+    asked = request.from_oci(document, config)
+    _say_request(report, asked, document, config)
+    try:
+        decided = injection.decide(document, config, host)
+    finally:
+        _say_machine(report, asked, host)
+    result = copy.deepcopy(document)
+    if decided.apply(result) and not _is_storable(result):
+        raise bundle.ambiguous("a lone surrogate")
+    _say_decision(report, decided, document, config, host)
+
+
+def _is_storable(document: OciConfig) -> bool:
+    try:
+        json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _say_mode(report: Report, asked: Request, config: Config) -> None:
+    report.mode, why = explain_request.mode(asked, config)
+    report.why_mode = why or report.why_mode
+
+
+def _say_request(report: Report, asked: Request, document: OciConfig, config: Config) -> None:
+    container = Container(document, config)
+    _say_mode(report, asked, config)
+    report.source = asked.source
+    report.devices = list(asked.devices)
+    report.capabilities = list(asked.extras.capabilities)
+    report.ignored = list(asked.ignored)
+    if not asked:
+        why = explain_request.nothing(asked, container)
+        report.reasons.append(Reason("", NO_DEVICE, why))
+        return
+    report.asked_by = explain_request.asked_by(asked, container)
+    report.why_capabilities = explain_request.capabilities(asked, container)
+    report.why_requirements = explain_request.requirements_off(asked, container)
+
+
+def _say_machine(report: Report, asked: Request, host: ExplainHost) -> None:
+    """Say what was found out on the machine, also where it then was not enough."""
+    report.warnings += host.notes
+    if host.specs is not None:
+        report.notes += [
+            f'CDI spec "{file.path}" is not used: {file.error.category}: {file.error}'
+            for file in host.specs.files
+            if file.error is not None
+        ]
+    if host.machine is not None:
+        report.notes += [*host.machine.problems, *host.machine.driver.problems]
+    report.requirements = [
+        _requirement(text, asked, host.machine) for text in asked.extras.requirements
+    ]
+
+
+def _requirement(text: str, asked: Request, machine: Inventory | None) -> Requirement:
+    if machine is None:
+        return Requirement(text, met=None, why="the driver has not been asked")
+    try:
+        facts = automatic.facts(automatic.devices(asked, machine), machine)
+        undecided = requirements.check([text], facts)
+    except RequestError as error:
+        return Requirement(text, met=False, why=error.message.removeprefix(_NOT_MET))
+    except GpuRuntimeError as error:
+        return Requirement(text, met=None, why=error.message)
+    here = f"here are CUDA {facts.cuda or '?'} and driver {facts.driver}"
+    return Requirement(text, met=None if undecided else True, why="; ".join(undecided) or here)
+
+
+def _say_decision(
+    report: Report, decided: Injection, document: OciConfig, config: Config, host: ExplainHost
+) -> None:
+    asked = decided.asked
+    report.warnings += decided.warnings
+    report.notes = list(dict.fromkeys([*report.notes, *decided.notes]))
+    prestart = (document.get("hooks") or {}).get("prestart") or ()
+    report.removed = [str(prestart[i].get("path")) for i in decided.removed]
+    edits = _all_edits(decided)
+    report.edits = dict(edits)
+    whys = explain_reasons.of_consequences(edits)
+    other = "for every container with GPUs"
+    if decided.edits is not None and asked.is_automatic and host.machine is not None:
+        whys |= explain_reasons.of_machine(asked, host.machine)
+        report.reasons += explain_reasons.gpus_of(asked, host.machine)
+    elif decided.edits is not None and host.specs is not None:
+        other = "by a CDI spec"
+        by_spec = explain_reasons.of_specs(asked, host.specs, config.default_kind)
+        whys = {key: f"{whys[key]}; {why}" if key in whys else why for key, why in by_spec.items()}
+    report.reasons += explain_reasons.of_edits(edits, whys, other)
+    if decided.edits is not None and asked.is_automatic and host.machine is not None:
+        report.reasons += explain_reasons.files_left_out(asked, host.machine, edits, config)
+    if report.mode == settings.LEGACY and decided.edits is not None and not decided.prestart:
+        report.notes.append("the engine's own prestart hook mounts the driver's files")
+    why = "the engine's hook would add devices once more"
+    report.reasons += [Reason(REMOVED, f"hook prestart {path}", why) for path in report.removed]
+
+
+def _all_edits(decided: Injection) -> Edits:
+    """Return the edits, with a hook to add as one of them, without what is empty."""
+    written: dict[str, Any] = {**(decided.edits or {})}
+    members = {member: value for member, value in written.items() if value}
+    if decided.prestart is not None:
+        hook = {"hookName": "prestart", **decided.prestart}
+        members["hooks"] = [*members.get("hooks", ()), hook]
+    return members  # type: ignore[return-value]  # the members are those of edits
