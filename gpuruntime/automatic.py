@@ -13,7 +13,7 @@ from gpuruntime.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from cdi.wire import Edits
     from gpuruntime.config import Config
@@ -32,17 +32,19 @@ _NO_GROUPS = "no-additional-gids-for-device-nodes"
 
 
 class Grant(Record):
-    """The *edits* that give a container what it asks for, and *devices* by name.
+    """The *edits* that give a container what it asks for.
 
-    *notes* are sentences about it: what could not be decided, what was left out.
+    *notes* are sentences about it, as on what was left out, *warnings* on what may be amiss.
     """
 
-    __slots__ = ("devices", "edits", "notes")
+    __slots__ = ("edits", "notes", "warnings")
 
-    def __init__(self, devices: Sequence[str], edits: Edits, notes: Iterable[str]) -> None:
-        self.devices = tuple(devices)
+    def __init__(
+        self, edits: Edits, *, notes: Iterable[str] = (), warnings: Iterable[str] = ()
+    ) -> None:
         self.edits = edits
         self.notes = tuple(notes)
+        self.warnings = tuple(warnings)
 
 
 def style(config: Config, hook_path: str) -> Style:
@@ -57,7 +59,16 @@ def style(config: Config, hook_path: str) -> Style:
 
 def devices(asked: Request, inventory: Inventory) -> list[Device]:
     """Return the devices of *asked*; raise RequestError and UnresolvedDeviceError."""
-    return [] if asked.driver_only else resolve.devices(asked.ids, inventory.gpus)
+    if asked.driver_only:
+        return []
+    found = resolve.devices(asked.ids, inventory.gpus)
+    if not found and resolve.NONE not in asked.ids:
+        why = "".join(f"; {problem}" for problem in inventory.problems)
+        raise UnresolvedDeviceError(
+            f"every GPU is asked for, and there is none to be had{why}",
+            'check that "nvidia-smi -L" lists it on the host',
+        )
+    return found
 
 
 def grant(asked: Request, inventory: Inventory, config: Config, style: Style) -> Grant:
@@ -80,7 +91,9 @@ def grant(asked: Request, inventory: Inventory, config: Config, style: Style) ->
         driver = _driver(more, inventory, config, notes)
         links = [link for device in found if not device.mig for link in device.gpu.links]
         parts.append(plan.common_edits(driver, control, links, style))
-    return Grant([device.name(resolve.INDEX) for device in found], plan.merged(parts), notes)
+    # Some of all is less than what was asked for.
+    warnings = inventory.problems if resolve.ALL in asked.ids else ()
+    return Grant(plan.merged(parts), notes=notes, warnings=warnings)
 
 
 def facts(found: list[Device], inventory: Inventory) -> requirements.Facts:

@@ -191,6 +191,16 @@ def load(environment: Mapping[str, str], compile_file: Any) -> Config:  # noqa: 
     return Config(compile_file(found[0]) if values is None else values, found[0])
 
 
+def make_directory(path: str) -> None:
+    """Make the directory *path* for what we keep, if there is none; raise OSError."""
+    try:
+        os.mkdir(path)
+    except FileExistsError:
+        return
+    # Whatever the engine's umask is: a rootless engine reads what is in it, too.
+    os.chmod(path, 0o755)
+
+
 def read_trusted(directory: str, name: str, max_bytes: int) -> dict[str, Any] | None:
     """Return the JSON object in the file *name* of *directory*, None if there is none to trust."""
     try:

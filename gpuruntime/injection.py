@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 
 from cdi.complete import complete, in_user_namespace
 from cdi.edits import allows_all, apply
 from cdi.errors import CdiError
 from gpuruntime import automatic, programs, request, resolve, stale
 from gpuruntime import config as settings
+from gpuruntime.automatic import Grant
 from gpuruntime.errors import DiscoveryError, DriverError, SpecError, UnresolvedDeviceError
 from gpuruntime.record import Record
 
@@ -46,8 +48,8 @@ if TYPE_CHECKING:
         def program(self, name: str) -> str:
             """Return the path of the hook program *name*; raise ConfigError if there is none."""
 
-        def make_nodes(self) -> bool:
-            """Have the driver make the nodes of its modules; tell whether that was tried."""
+        def make_nodes(self, minors: Sequence[int]) -> bool:
+            """Have the driver make its nodes and those of *minors*; tell whether it was tried."""
 
 
 # What a prestart hook of the incumbent's looks for on PATH, and no variable of the image.
@@ -55,6 +57,7 @@ _PRESTART_ENV = ("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/
 # A hint names the devices by index, not each by its UUID as well.
 _MAX_NAMES_IN_HINT = 20
 _MAX_NAME_IN_HINT = 32
+_GPU_NODE = re.compile(r"/dev/nvidia([0-9]{1,4})\Z")
 # What `missing-gpu = "warn"` lets pass: what is not there, not what may not be had.
 _MISSING = (UnresolvedDeviceError, DriverError, DiscoveryError, SpecError)
 
@@ -121,14 +124,14 @@ def decide(document: OciConfig, config: Config, host: Host) -> Injection:
         return Injection(asked, removed=removed)
     try:
         find = _automatic if asked.is_automatic else _from_specs
-        edits, notes = find(asked, config, host)
-        edits = _completed(edits, document, config, host)
+        found = find(asked, config, host)
+        edits = _completed(found.edits, document, config, host)
     except _MISSING as error:
         if config["missing-gpu"] != "warn":
             raise
         warning = f"starts without what it asks for: {error}"
         return Injection(asked, removed=engine_hooks, warnings=(warning,), error=error)
-    warnings = []
+    warnings = [*found.warnings]
     if allows_all(document) and asked.ids != (resolve.ALL,):
         warnings.append("its device rules allow every device, whichever it asks for: privileged")
     lost = _lost_on_reload(edits, document)
@@ -143,19 +146,18 @@ def decide(document: OciConfig, config: Config, host: Host) -> Injection:
         prestart=_prestart(host) if is_legacy and not engine_hooks else None,
         removed=removed,
         warnings=warnings,
-        notes=notes,
+        notes=found.notes,
     )
 
 
-def _automatic(asked: Request, config: Config, host: Host) -> tuple[Edits, Sequence[str]]:
+def _automatic(asked: Request, config: Config, host: Host) -> Grant:
     """Return the edits for what the machine has now."""
     inventory, is_fresh = host.inventory(fresh=False)
     if not is_fresh and _needs_fresh(asked, inventory):
         inventory, _ = host.inventory(fresh=True)
     # A hook of ours would find nothing to do in the legacy mode.
     path = "" if asked.mode == settings.LEGACY else host.program(programs.HOOK)
-    found = automatic.grant(asked, inventory, config, automatic.style(config, path))
-    return found.edits, found.notes
+    return automatic.grant(asked, inventory, config, automatic.style(config, path))
 
 
 def _needs_fresh(asked: Request, inventory: Inventory) -> bool:
@@ -166,10 +168,10 @@ def _needs_fresh(asked: Request, inventory: Inventory) -> bool:
         return True
 
 
-def _from_specs(asked: Request, config: Config, host: Host) -> tuple[Edits, Sequence[str]]:
+def _from_specs(asked: Request, config: Config, host: Host) -> Grant:
     """Return the edits of CDI specs for the devices of *asked*."""
     known = host.registry()
-    notes = [
+    warnings = [
         f'CDI spec "{file.path}" is not used: {file.error.category}: {file.error}'
         for file in known.files
         if file.error is not None
@@ -184,9 +186,11 @@ def _from_specs(asked: Request, config: Config, host: Host) -> tuple[Edits, Sequ
         except CdiError as error:
             missing = [name for name in asked.devices if known.find(name) is None]
             raise _unresolved(missing, known, config) from error
-    if asked.driver_only or any(request.is_ours(name, config) for name in asked.devices):
-        stale.check(edits)
-    return edits, notes
+    ours = [name for name in asked.devices if request.is_ours(name, config)]
+    if asked.driver_only or ours:
+        # Of another vendor's files we cannot say what they depend on.
+        stale.check(edits if asked.driver_only else known.resolve(ours))
+    return Grant(edits, warnings=warnings)
 
 
 def _unresolved(names: Sequence[str], known: Registry, config: Config) -> GpuRuntimeError:
@@ -211,6 +215,8 @@ def _unresolved(names: Sequence[str], known: Registry, config: Config) -> GpuRun
 def _completed(edits: Edits, document: OciConfig, config: Config, host: Host) -> Edits:
     """Return *edits* completed from the host's nodes, which the driver may have to make first."""
     user_namespace = in_user_namespace(document)
+    if user_namespace:
+        edits = _without_groups(edits)
     try:
         return complete(edits, user_namespace=user_namespace)
     except CdiError as error:
@@ -218,7 +224,7 @@ def _completed(edits: Edits, document: OciConfig, config: Config, host: Host) ->
     if (
         found.category == "host-device-missing"
         and config["nvidia-container-cli.load-kmods"]
-        and host.make_nodes()
+        and host.make_nodes(_minors(edits))
     ):
         try:
             return complete(edits, user_namespace=user_namespace)
@@ -228,6 +234,22 @@ def _completed(edits: Edits, document: OciConfig, config: Config, host: Host) ->
         f"cannot give a device to the container: {found}",
         'run "nvidia-modprobe -u -c 0" on the host, or "gpuruntime cdi refresh" for a spec of old',
     ) from found
+
+
+def _minors(edits: Edits) -> list[int]:
+    """Return the numbers of the GPUs whose nodes *edits* have."""
+    found = (_GPU_NODE.match(node["path"]) for node in edits.get("deviceNodes") or ())
+    return [int(match[1]) for match in found if match]
+
+
+def _without_groups(edits: Edits) -> Edits:
+    """Return *edits* without groups of the host, which are others or none in a user namespace."""
+    found = edits.copy()
+    found.pop("additionalGids", None)
+    found["deviceNodes"] = [node.copy() for node in edits.get("deviceNodes") or ()]
+    for node in found["deviceNodes"]:
+        node.pop("gid", None)
+    return found
 
 
 def _lost_on_reload(edits: Edits, document: OciConfig) -> list[str]:

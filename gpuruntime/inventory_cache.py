@@ -36,7 +36,6 @@ FORMAT = 1
 FAILURE_S = 5
 _MAX_BYTES = 16 << 20
 _STEP_S = 0.01
-_DIRECTORY_MODE = 0o755
 
 
 class InventoryCache:
@@ -156,21 +155,13 @@ class InventoryCache:
 
     def _open_lock(self) -> int | None:
         try:
-            self._make_directory()
+            settings.make_directory(self._directory)
             if not may_trust(os.stat(self._directory)):
                 return None
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             return os.open(f"{self._directory}/{LOCK}", flags, 0o600)
         except OSError:
             return None
-
-    def _make_directory(self) -> None:
-        try:
-            os.mkdir(self._directory)
-        except FileExistsError:
-            return
-        # Whatever the engine's umask is: a rootless engine reads what is in it, too.
-        os.chmod(self._directory, _DIRECTORY_MODE)
 
     def _load(self, name: str) -> dict[str, Any] | None:
         """Return the content of the file *name*, if it is ours, of this version and this root."""

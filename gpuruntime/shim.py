@@ -27,6 +27,7 @@ from gpuruntime.trust import may_trust
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from cdi.registry import Registry
@@ -129,13 +130,14 @@ class ShimHost:
         """Return the path of the hook *name*; raise ConfigError if it is nowhere."""
         return programs.find(name, self._config, self._launcher, os.environ.get("PATH"))
 
-    def make_nodes(self) -> bool:
+    def make_nodes(self, minors: Sequence[int]) -> bool:
         """Run the driver's nvidia-modprobe, unless this is a user namespace, where it cannot."""
         if in_user_namespace({}):
             return False
         self._log.record("info", "a device node is missing: running nvidia-modprobe")
         root = self._config.driver_root or "/"
-        return bool(slowpath.ask(self._cli_python, "make-nodes", root))
+        question = {"driver root": root, "minors": list(minors)}
+        return bool(slowpath.ask(self._cli_python, "make-nodes", question))
 
     def _decode_yaml(self, texts: dict[str, str]) -> dict[str, Any]:
         """Return path → document, or why there is none, of specs that are no strict JSON."""

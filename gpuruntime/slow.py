@@ -52,9 +52,15 @@ def discover(argument: dict[str, float | str]) -> dict[str, object]:
     root = str(argument["driver root"])
     state: host_state.State | None = None
     try:
-        state = host_state.read(fingerprint.plan(root, root, environment=False))
+        # A driver root may have files alone.
+        dev_root = root if os.path.exists(os.path.join(root, "dev/nvidiactl")) else "/"
+        state = host_state.read(fingerprint.plan(root, dev_root, environment=False))
         found = inventory.discover(
-            root, root, strict=False, environment=False, deadline_s=float(argument["deadline_s"])
+            root,
+            dev_root,
+            strict=False,
+            environment=False,
+            deadline_s=float(argument["deadline_s"]),
         )
     except GpuRuntimeError as error:
         failure = {
@@ -66,17 +72,18 @@ def discover(argument: dict[str, float | str]) -> dict[str, object]:
     return {"inventory": model_json.encode(found), "state": state}
 
 
-def make_nodes(root: str) -> bool:
-    """Have the driver below *root* load its modules and make their nodes; tell whether it could.
+def make_nodes(argument: dict[str, Any]) -> bool:
+    """Have the driver load its modules and make their nodes; tell whether it could.
 
-    What it makes is looked at afterwards by whoever asked.
+    Also the nodes of GPUs of the "minors". What it makes is looked at by whoever asked.
     """
-    program = os.path.join(root, MODPROBE)
+    program = os.path.join(argument["driver root"], MODPROBE)
+    minors = sorted({0, *map(int, argument["minors"])})
     if not os.access(program, os.X_OK):
         return False
     # It is the host's own program, of a root that the operator named.
     subprocess.run(
-        [program, "-u", "-c", "0"],
+        [program, "-u", *(word for minor in minors for word in ("-c", str(minor)))],
         check=False,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

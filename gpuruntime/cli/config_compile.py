@@ -62,7 +62,7 @@ def accepted(path: str, text: str) -> tuple[dict[str, Any], list[str]]:
 
 def _store(path: str, status: os.stat_result, values: dict[str, Any]) -> None:
     """Write the snapshot, and the companion from which the launcher learns the runtimes."""
-    os.makedirs(settings.RUN_DIRECTORY, mode=0o755, exist_ok=True)
+    settings.make_directory(settings.RUN_DIRECTORY)
     dirfd = os.open(settings.RUN_DIRECTORY, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         stamp = settings.stamp(path, status)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from cdi.complete import in_user_namespace
@@ -58,8 +59,9 @@ class ExplainHost(ShimHost):
             self.specs = super().registry()
         return self.specs
 
-    def make_nodes(self) -> bool:
+    def make_nodes(self, minors: Sequence[int]) -> bool:
         """Do nothing, where the shim would run nvidia-modprobe."""
+        del minors
         if not in_user_namespace({}):
             self.notes.append(
                 "the runtime runs nvidia-modprobe before it gives up, which may make the node"

@@ -64,7 +64,7 @@ def discover(
                 cuda_version=answer.cuda_version,
                 problems=answer.problems,
             )
-        gpus, problems = nodes.gpu_nodes(answer.gpus, dev)
+        gpus, problems = nodes.gpu_nodes(answer.gpus, dev, strict=strict)
         problems = (*answer.problems, *problems, *_without_mig_devices(gpus))
         if strict and not gpus:
             raise DiscoveryError(

@@ -207,12 +207,18 @@ def _with_numbers(node: Node) -> list[tuple[int, str]]:
 
 
 def gpu_nodes(
-    gpus: Iterable[Gpu], dev: DevRoot, *, proc: str = "/proc", sys: str = "/sys"
+    gpus: Iterable[Gpu],
+    dev: DevRoot,
+    *,
+    strict: bool = True,
+    proc: str = "/proc",
+    sys: str = "/sys",
 ) -> tuple[tuple[GpuNodes, ...], tuple[str, ...]]:
     """Return *gpus* with their nodes, and why any of them or of their MIG devices is left out.
 
     That is also a MIG device without capability nodes: with that of its GPU alone, a container
-    would see a GPU that it cannot use.
+    would see a GPU that it cannot use. If not *strict*, a GPU without a node has the one that it
+    is to have: whoever completes it from the host finds that it is missing.
     """
     capabilities = _Capabilities(proc)
     found: list[GpuNodes] = []
@@ -220,6 +226,8 @@ def gpu_nodes(
     for gpu in gpus:
         path = f"/dev/nvidia{gpu.minor}"
         node = dev.node(path)
+        if node is None and not strict:
+            node = Node(host_path=os.path.join(dev.path, path[1:]), container_path=path)
         if node is None:
             problems.append(f"GPU {gpu.index} is left out: {_no_node(path, dev)}")
             continue

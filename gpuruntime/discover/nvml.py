@@ -112,7 +112,7 @@ def query(library: str, deadline_s: float = DEADLINE_S, *, proc: str = "/proc") 
     status = _end(child, end)
     if output is None:
         raise DriverError(
-            f'the driver did not answer "{library}" in {deadline_s:g} s',
+            f'the driver did not answer in {deadline_s:g} s: "{library}"',
             'look for NVRM and Xid lines in "dmesg"',
         )
     try:

@@ -41,7 +41,10 @@ def find(
                 warn(f'the low-level runtime "{place}" is this program itself: skipped')
                 continue
             return place
-    names = ", ".join(f'"{candidate}"' for candidate in candidates)
+    names = ", ".join(
+        f'"{candidate}"' + (" (no program)" if os.path.exists(candidate) else "")
+        for candidate in candidates
+    )
     raise RuntimeExecError(
         f"no low-level runtime found, looked for {names}",
         'install runc, or name one in "nvidia-container-runtime.runtimes" of config.toml',

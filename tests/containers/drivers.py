@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -84,40 +84,40 @@ def _process_names() -> Iterator[str]:
             yield (directory / "comm").read_text().strip()
 
 
-def environment(devices: str | None) -> list[str]:
-    """Return the environment of a container that asks for *devices*."""
-    return [*USERS, *([] if devices is None else [f"NVIDIA_VISIBLE_DEVICES={devices}"])]
+def environment(devices: str | None, more: Sequence[str] = ()) -> list[str]:
+    """Return the environment of a container that asks for *devices*, and has *more* of it."""
+    asked = [] if devices is None else [f"NVIDIA_VISIBLE_DEVICES={devices}"]
+    return [*USERS, *more, *asked]
 
 
 class Bundle:
-    """runc or crun without an engine, on a bundle that shows /proc/driver as a kernel would."""
+    """runc or crun without an engine, on bundles that show /proc/driver as a kernel would.
+
+    *prestart* are the hooks of that name that an engine has put there.
+    """
 
     def __init__(self, work: Path, lowlevel: str = "runc") -> None:
         self.work = work
         self.lowlevel = lowlevel
         self.count = 0
-        self.environment = dict(os.environ)
-        if lowlevel != "runc":
-            config = work / "config.toml"
-            config.write_text(f'[nvidia-container-runtime]\nruntimes = ["{lowlevel}"]\n')
-            self.environment["GPURUNTIME_CONFIG"] = str(config)
+        self.prestart: list[dict[str, Any]] = []
 
-    def run(self, devices: str | None, *, plain: bool = False) -> str:
+    def run(self, devices: str | None, *, plain: bool = False, more: Sequence[str] = ()) -> str:
         """Return what the probe prints in a container that asks for *devices*."""
-        done = self.create(devices, plain=plain)
+        done = self.create(devices, plain=plain, more=more)
         if done.returncode != 0:
             raise FailedError(f"create: status {done.returncode}\n{done.stdout}{done.stderr}")
         return done.stdout
 
     def create(
-        self, devices: str | None, *, plain: bool = False
+        self, devices: str | None, *, plain: bool = False, more: Sequence[str] = ()
     ) -> subprocess.CompletedProcess[str]:
         """Make a bundle, create its container and, if that works, run and delete it.
 
         Returns the create, with the container's output as its own.
         """
         self.count += 1
-        bundle = self._make(devices)
+        bundle = self._make(environment(devices, more))
         program = self.lowlevel if plain else OURS
         name = f"look-{self.count}"
         out = bundle / "output"
@@ -129,34 +129,38 @@ class Bundle:
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
-                env=self.environment,
                 timeout=60,
                 check=False,
             )
         if done.returncode == 0:
-            run(program, "start", name, env=self.environment)
+            run(program, "start", name)
             until(lambda: self._has_stopped(program, name))
-            run(program, "delete", name, env=self.environment)
+            run(program, "delete", name)
         status = done.returncode
         return subprocess.CompletedProcess(command, status, out.read_text(), errors.read_text())
 
     def _has_stopped(self, program: str, name: str) -> bool:
-        state = json.loads(run(program, "state", name, env=self.environment).stdout)
+        state = json.loads(run(program, "state", name).stdout)
         return bool(state["status"] == "stopped")
 
-    def _make(self, devices: str | None) -> Path:
+    def _make(self, env: list[str]) -> Path:
+        userland = self.work / "userland"
+        if not userland.exists():
+            image.make_root(userland)
         bundle = self.work / f"bundle-{self.count}"
-        image.make_root(bundle / "rootfs")
+        shutil.copytree(userland, bundle / "rootfs", symlinks=True)
         run("runc", "spec", "--bundle", bundle)
         path = bundle / "config.json"
         config = json.loads(path.read_text())
         process = config["process"]
         process["terminal"] = False
         process["args"] = list(image.LOOK)
-        process["env"] = [image.PATH, *environment(devices)]
+        process["env"] = [image.PATH, *env]
         config["root"]["readonly"] = False
         for capabilities in process["capabilities"].values():
             capabilities.append(CAPABILITY)
+        if self.prestart:
+            config["hooks"] = {"prestart": self.prestart}
         path.write_text(json.dumps(config))
         run(sys.executable, SIMHOST, "fakeproc", bundle)
         return bundle
@@ -192,15 +196,17 @@ class Docker:
         """Run the docker client with *words*."""
         return run("docker", "-H", self.socket, *words, check=check)
 
-    def words(self, devices: str | None, *, plain: bool = False) -> list[str]:
+    def words(
+        self, devices: str | None, *, plain: bool = False, more: Sequence[str] = ()
+    ) -> list[str]:
         """Return the options of `docker run` for a container that asks for *devices*."""
         runtime = "runc" if plain else "gpuruntime"
-        variables = [word for entry in environment(devices) for word in ("--env", entry)]
+        variables = [word for entry in environment(devices, more) for word in ("--env", entry)]
         return ["--network=none", "--hostname=box", f"--runtime={runtime}", *variables]
 
-    def run(self, devices: str | None, *, plain: bool = False) -> str:
+    def run(self, devices: str | None, *, plain: bool = False, more: Sequence[str] = ()) -> str:
         """Return what the probe prints in a container that asks for *devices*."""
-        words = self.words(devices, plain=plain)
+        words = self.words(devices, plain=plain, more=more)
         return self.client("run", "--rm", *words, image.NAME, *image.LOOK).stdout
 
 
@@ -230,10 +236,10 @@ class Containerd:
         """Run ctr with *words*."""
         return run("ctr", "--address", f"{self.work}/containerd.sock", *words, check=check)
 
-    def run(self, devices: str | None, *, plain: bool = False) -> str:
+    def run(self, devices: str | None, *, plain: bool = False, more: Sequence[str] = ()) -> str:
         """Return what the probe prints in a container that asks for *devices*."""
         self.count += 1
-        variables = [word for entry in environment(devices) for word in ("--env", entry)]
+        variables = [word for entry in environment(devices, more) for word in ("--env", entry)]
         return self.client(
             *("run", "--rm", "--runc-binary", "runc" if plain else OURS),
             *("--cap-add", CAPABILITY, *variables),

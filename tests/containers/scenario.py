@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,24 @@ from typing import Any
 import image
 import machine
 from drivers import BIN, Bundle, Containerd, Docker, FailedError, Podman, run
+from ways import (
+    CONTAINERD,
+    CRUN,
+    DOCKER,
+    HOOK_PATH,
+    LEGACY,
+    LEGACY_WAYS,
+    MODE,
+    REFUSED,
+    WAYS,
+    Way,
+)
 
 WORK = Path("/run/gpuruntime-test")
 SPEC = "/etc/cdi/nvidia.json"
+CONFIG = Path("/etc/gpuruntime/config.toml")
+# How the specs are generated that the ways want.
+SPEC_OPTIONS: tuple[tuple[str, ...], ...] = ((), ("--separate-hooks",))
 # The simulation's own files; and what the runtime keeps for itself: its config file, compiled.
 KNOWN = (Path("/run/simhost"), Path("/run/gpuruntime"))
 
@@ -30,126 +47,150 @@ take = partial(machine.of_host, WORK, *KNOWN)
 
 @contextlib.contextmanager
 def nothing_left(found: dict[str, Any]) -> Iterator[None]:
-    """Put what differs on the host after the context into *found*."""
+    """Add what differs on the host after the context to *found*."""
     # The low-level runtimes make these at their first container, and keep them.
     for name in ("runc", "crun"):
         Path("/run", name).mkdir(mode=0o700, exist_ok=True)
     before = take()
     yield
-    found["left"] = machine.differences(before, take)
+    found["left"] = [*found.get("left", ()), *machine.differences(before, take)]
 
 
 def compare(engine: Any, devices: str) -> dict[str, Any]:
-    """Run the same container without us and with us, asking for *devices* and for nothing."""
-    # These come first: what an engine makes for itself at its first container is there then.
-    found = {
-        "plain": engine.run(devices, plain=True),
-        "plain_unasked": engine.run(None, plain=True),
-    }
+    """Run the same container without us and with us, asking for *devices*."""
+    # It comes first: what an engine makes for itself at its first container is there then.
+    found = {"plain": engine.run(devices, plain=True)}
     with nothing_left(found):
         found["asked"] = engine.run(devices)
-        found["unasked"] = engine.run(None)
     return found
 
 
-def runc_v1(devices: str) -> dict[str, Any]:
+def go_all(engine: Any, names: Iterable[str], **config: object) -> dict[str, Any]:
+    """Run a container for each of WAYS that *names* has, with *config* in each config.toml."""
+    # As above.
+    found: dict[str, Any] = {"plain": engine.run("1,3", plain=True), "ways": {}}
+    prepare_host()
+    with nothing_left(found):
+        for name in names:
+            way = WAYS[name]
+            with host_of(way, **config):
+                found["ways"][name] = engine.run(way.devices, more=way.more)
+    return found
+
+
+def runc_v1() -> dict[str, Any]:
     """Use runc on cgroup version 1."""
     restrict_a_node()
-    generate()
-    return compare(Bundle(WORK), devices)
+    return go_all(Bundle(WORK), WAYS)
 
 
-def separate_hooks(devices: str) -> dict[str, Any]:
-    """Use runc with a spec that has one hook a step."""
-    generate(SPEC, "--separate-hooks")
-    return compare(Bundle(WORK), devices)
-
-
-def runc_v2(devices: str) -> dict[str, Any]:
+def runc_v2() -> dict[str, Any]:
     """Use runc where /sys/fs/cgroup is cgroup2 alone."""
     restrict_a_node()
-    generate()
     run("umount", "--recursive", "/sys/fs/cgroup")
     run("mount", "-t", "cgroup2", "cgroup2", "/sys/fs/cgroup")
-    return compare(Bundle(WORK), devices)
+    return go_all(Bundle(WORK), WAYS)
 
 
-def crun(devices: str) -> dict[str, Any]:
+def crun() -> dict[str, Any]:
     """Use crun, named in config.toml."""
-    generate()
     without_unified()
-    return compare(Bundle(WORK, "crun"), devices)
+    return go_all(Bundle(WORK, "crun"), CRUN, **{"nvidia-container-runtime.runtimes": ["crun"]})
 
 
-def docker(devices: str) -> dict[str, Any]:
-    """Use dockerd with `docker run --runtime`."""
-    generate()
+def legacy() -> dict[str, Any]:
+    """Use runc in the legacy mode and others, with and without a hook that the engine put there.
+
+    Instead of the hooks, of ours and the engine's, a program notes what it is called with.
+    """
+    bundle = Bundle(WORK)
+    ours, engines = recorder(WORK / "ours"), recorder(WORK / "nvidia-container-runtime-hook")
+    found: dict[str, Any] = {"plain": bundle.run("1,3", plain=True), "ways": {}, "engine": {}}
+    prepare_host()
+    hook = {"path": str(engines), "args": [engines.name, "prestart"]}
+    with nothing_left(found):
+        for kind, prestart in (("ways", []), ("engine", [hook])):
+            bundle.prestart = prestart
+            for name, way in LEGACY_WAYS.items():
+                with host_of(way, **{HOOK_PATH: str(ours)}):
+                    output = bundle.run(way.devices, more=way.more)
+                calls = {"ours": recorded(ours), "engine's": recorded(engines)}
+                found[kind][name] = {"output": output, "calls": calls}
+    return found
+
+
+def docker() -> dict[str, Any]:
+    """Use dockerd with `docker run --runtime`: all that one daemon can show."""
+    # It has `--gpus` only if this is on its PATH when it starts.
+    hook = recorder(Path("/usr/bin/nvidia-container-runtime-hook"))
     engine = Docker(WORK)
     with engine.started():
-        return compare(engine, devices)
+        found = go_all(engine, DOCKER)
+        with host_of(Way(None, None, config={**LEGACY, HOOK_PATH: str(hook)})):
+            found["legacy"] = {"output": engine.run("1,3"), "calls": recorded(hook)}
+        found["gpus"] = {name: gpus_option(engine, hook, name) for name in ("auto", "legacy")}
+        found["refused"] = refused(engine, found)
+        found["life"] = life(engine, found)
+    return found
 
 
-def docker_refused(devices: str) -> dict[str, Any]:
-    """Ask docker for *devices*, which cannot be given, and for a GPU where there is no spec."""
-    generate()
-    engine = Docker(WORK)
+def gpus_option(engine: Docker, hook: Path, mode: str) -> dict[str, Any]:
+    """Run a container with docker's own way to ask for GPUs, through our runtime."""
+    words = [*engine.words(None), "--gpus", '"device=1,3"']
+    with host_of(Way(None, None, config={MODE: mode})):
+        output = engine.client("run", "--rm", *words, image.NAME, *image.LOOK).stdout
+    return {"output": output, "calls": recorded(hook)}
+
+
+def refused(engine: Docker, found: dict[str, Any]) -> dict[str, Any]:
+    """Ask docker for what cannot be given, and for other things beside that."""
     bundle = Bundle(WORK)
     started = WORK / "started"
     started.mkdir()
-    found: dict[str, Any] = {"refused": {}}
-
-    def attempt(name: str, wanted: str | None) -> None:
-        words = [*engine.words(wanted), "--volume", f"{started}:/started", "--name", name]
-        script = f"echo > /started/{name}; echo ran"
-        done = engine.client("run", *words, image.NAME, "/bin/sh", "-c", script, check=False)
-        state = engine.client("inspect", "--format={{.State.Status}}", name).stdout.strip()
-        engine.client("rm", name)
-        answer = {
-            "status": done.returncode,
-            "stdout": done.stdout,
-            "stderr": done.stderr,
-            "state": state,
-            "started": (started / name).exists(),
-        }
-        if wanted is not None:
-            direct = bundle.create(wanted)
-            answer["direct"] = [direct.returncode, direct.stdout, direct.stderr]
-        found["refused"][name] = answer
-
-    with engine.started():
-        # Engines and their shims come up at the first container.
-        engine.run(None, plain=True)
-        with nothing_left(found):
-            attempt("none-such", devices)
-            attempt("good", "0")
-            with without_spec():
-                attempt("no-spec", "0")
-                attempt("plain", None)
-    return found
+    answers = {}
+    # Engines and their shims come up at the first container.
+    engine.run(None, plain=True)
+    with nothing_left(found):
+        for name, way in REFUSED.items():
+            words = [*engine.words(way.devices, more=way.more), "--name", name]
+            words += ["--volume", f"{started}:/started"]
+            script = f"echo > /started/{name}; echo ran"
+            with host_of(way):
+                done = engine.client(
+                    "run", *words, image.NAME, "/bin/sh", "-c", script, check=False
+                )
+                state = engine.client("inspect", "--format={{.State.Status}}", name).stdout.strip()
+                engine.client("rm", name)
+                answers[name] = {
+                    "status": done.returncode,
+                    "stdout": done.stdout,
+                    "stderr": done.stderr,
+                    "state": state,
+                    "started": (started / name).exists(),
+                }
+                if done.returncode != 0:
+                    direct = bundle.create(way.devices, more=way.more)
+                    answers[name]["direct"] = [direct.returncode, direct.stdout, direct.stderr]
+    return answers
 
 
-def docker_life(devices: str) -> dict[str, Any]:
+def life(engine: Docker, found: dict[str, Any]) -> dict[str, Any]:
     """Run further processes in one container, and restart it."""
-    generate()
-    engine = Docker(WORK)
-    with engine.started():
-        engine.run(None, plain=True)
-        found: dict[str, Any] = {}
-        with nothing_left(found):
-            sleep = ["/bin/busybox", "sleep", "1000"]
-            engine.client("run", "-d", "--name=life", *engine.words(devices), image.NAME, *sleep)
-            found["before"] = engine.client("exec", "life", *image.LOOK).stdout
-            found["changed before"] = engine.client("diff", "life").stdout.splitlines()
-            engine.client("restart", "-t", "0", "life")
-            found["after"] = engine.client("exec", "life", *image.LOOK).stdout
-            found["changed after"] = engine.client("diff", "life").stdout.splitlines()
-            engine.client("rm", "-f", "life")
-        return found
+    looks: dict[str, Any] = {}
+    with nothing_left(found):
+        sleep = ["/bin/busybox", "sleep", "1000"]
+        engine.client("run", "-d", "--name=life", *engine.words("2"), image.NAME, *sleep)
+        looks["before"] = engine.client("exec", "life", *image.LOOK).stdout
+        looks["changed before"] = engine.client("diff", "life").stdout.splitlines()
+        engine.client("restart", "-t", "0", "life")
+        looks["after"] = engine.client("exec", "life", *image.LOOK).stdout
+        looks["changed after"] = engine.client("diff", "life").stdout.splitlines()
+        engine.client("rm", "-f", "life")
+    return looks
 
 
 def docker_waits(devices: str) -> dict[str, Any]:
     """Leave a container running, say so, and wait to be killed."""
-    generate()
     engine = Docker(WORK)
     with engine.started():
         sleep = ["/bin/busybox", "sleep", "1000"]
@@ -159,12 +200,11 @@ def docker_waits(devices: str) -> dict[str, Any]:
     return {}
 
 
-def containerd(devices: str) -> dict[str, Any]:
+def containerd() -> dict[str, Any]:
     """Use containerd with `ctr run --runc-binary`."""
-    generate()
     engine = Containerd(WORK)
     with engine.started():
-        return compare(engine, devices)
+        return go_all(engine, CONTAINERD)
 
 
 def podman(devices: str, spec: str = SPEC) -> dict[str, Any]:
@@ -179,11 +219,9 @@ def podman(devices: str, spec: str = SPEC) -> dict[str, Any]:
 SCENARIOS = {
     "runc-v1": runc_v1,
     "runc-v2": runc_v2,
-    "separate-hooks": separate_hooks,
     "crun": crun,
+    "legacy": legacy,
     "docker": docker,
-    "docker-refused": docker_refused,
-    "docker-life": docker_life,
     "docker-waits": docker_waits,
     "containerd": containerd,
     "podman-json": podman,
@@ -196,14 +234,45 @@ def generate(target: str = SPEC, *options: str) -> None:
     run(BIN / "gpuruntime", "cdi", "generate", "--output", target, *options)
 
 
+def prepare_host() -> None:
+    """Make the directory of config.toml, and have the CDI specs of all ways generated."""
+    CONFIG.parent.mkdir(exist_ok=True)
+    for number, options in enumerate(SPEC_OPTIONS):
+        generate(str(WORK / f"spec-{number}.json"), *options)
+
+
 @contextlib.contextmanager
-def without_spec() -> Iterator[None]:
-    """Have no CDI spec in the context."""
-    # Not a name that is read.
-    aside = f"{SPEC}.aside"
-    os.rename(SPEC, aside)
-    yield
-    os.rename(aside, SPEC)
+def host_of(way: Way, **config: object) -> Iterator[None]:
+    """Have the host as it is to be for *way*, with *config* in config.toml as well."""
+    toml = replace(way, config={**config, **way.config}).toml
+    if toml:
+        CONFIG.write_text(toml)
+    if way.spec is not None:
+        shutil.copy(WORK / f"spec-{SPEC_OPTIONS.index(way.spec)}.json", SPEC)
+    try:
+        yield
+    finally:
+        for path in (CONFIG, Path(SPEC)):
+            path.unlink(missing_ok=True)
+
+
+def recorder(path: Path) -> Path:
+    """Make at *path* a hook that writes down its arguments and what it reads."""
+    path.write_text(
+        f'#!/bin/sh\n{{ echo "$(basename "$0") $*"; cat; }} >> "{WORK}/{path.name}.called"\n'
+    )
+    path.chmod(0o755)
+    return path
+
+
+def recorded(path: Path) -> list[str]:
+    """Return what the hook at *path* has written down since it was last asked for, by lines."""
+    file = WORK / f"{path.name}.called"
+    if not file.exists():
+        return []
+    lines = file.read_text().splitlines()
+    file.unlink()
+    return lines
 
 
 def without_unified() -> None:

@@ -7,12 +7,13 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from containers import machine
+from containers.ways import Way
 
 HERE = Path(__file__).resolve().parent
 SIMHOST = HERE.parent / "simhost" / "simhost.py"
@@ -25,6 +26,14 @@ CONTROL_NODES = frozenset(
 ALLOWED = "ENXIO"
 REFUSED = "EPERM"
 REQUEST = "NVIDIA_VISIBLE_DEVICES="
+# A library that nothing but this driver capability brings.
+LIBRARY_OF = {
+    "compute": "libcuda",
+    "utility": "libnvidia-ml",
+    "video": "libnvcuvid",
+    "graphics": "libGLX_nvidia",
+    "ngx": "libnvidia-ngx",
+}
 
 
 @dataclass(frozen=True)
@@ -106,15 +115,21 @@ def play(
     assert machine.differences(before, machine.of_machine, lost=False) == []
     found: dict[str, Any] = json.loads(output)
     assert machine.processes_in(found["namespace"]) == []
-    # Of the host that the product saw: outside, the simulation would hide what it left.
-    assert found["left"] == []
+    # Of the host that the product saw: outside, the simulation would hide what it left. Not there
+    # if the scenario itself changes that host.
+    assert found.get("left", []) == []
     return found
 
 
-def assert_granted(seen: Seen, gpus: set[int], host: dict[str, list[str]]) -> None:
-    """Assert that the container has and may open the nodes of *gpus* and no other GPU's."""
+def assert_granted(
+    seen: Seen, gpus: Collection[int], host: dict[str, list[str]], *, drm: bool = True
+) -> None:
+    """Assert that the container has and may open the nodes of *gpus* and no other GPU's.
+
+    *drm*: it has those of DRM as well.
+    """
     wanted = CONTROL_NODES | {f"/dev/nvidia{index}" for index in gpus}
-    for kind in ("card", "renderD"):
+    for kind in ("card", "renderD") if drm else ():
         # In the order of the GPUs; the first numbers may be those of another driver.
         start = f"/dev/dri/{kind}"
         there = sorted(int(path.removeprefix(start)) for path in host if path.startswith(start))
@@ -155,6 +170,11 @@ def assert_no_gpu(seen: Seen) -> None:
     """Assert that the container has nothing of the driver."""
     assert [path for path in seen.nodes if "nvidia" in path or "dri" in path] == []
     assert set(seen.made.values()) == {REFUSED}
+    assert_no_driver(seen)
+
+
+def assert_no_driver(seen: Seen) -> None:
+    """Assert that the container has none of the driver's files."""
     assert seen.loaded == {
         "libcuda.so.1": "-",
         "libcuda.so": "-",
@@ -166,11 +186,16 @@ def assert_no_gpu(seen: Seen) -> None:
 
 
 def assert_gpu_container(
-    found: dict[str, Any], gpus: set[int], *, proc_driver: bool = False
+    found: dict[str, Any],
+    gpus: Collection[int],
+    *,
+    proc_driver: bool = False,
+    more: Sequence[str] = (),
 ) -> None:
     """Assert all that holds for a container that asked for *gpus*, beside the engine's own.
 
     *proc_driver*: the scenario shows /proc/driver in its containers, as a kernel driver does.
+    *more* is what it has in its environment, and the one without us has not.
     """
     plain = Seen.parse(found["plain"])
     # The control: the same container, not through us.
@@ -181,7 +206,7 @@ def assert_gpu_container(
     assert {"MINE=kept", "EMPTY=", "CUDA_MODULE_LOADING=LAZY"} < set(asked.environment)
     kept = [entry for entry in plain.environment if not entry.startswith(REQUEST)]
     others = [entry for entry in asked.environment if not entry.startswith(REQUEST)]
-    assert others == kept
+    assert others == sorted([*kept, *more])
     assert [entry for entry in asked.environment if entry not in others] == [f"{REQUEST}void"]
     assert {path: asked.nodes.get(path) for path in plain.nodes} == plain.nodes
     added = {point: asked.mounts[point] for point in set(asked.mounts) - set(plain.mounts)}
@@ -193,8 +218,22 @@ def assert_gpu_container(
     assert asked.params == (["ModifyDeviceFiles: 0"] if proc_driver else [])
 
 
-def assert_unasked_is_unchanged(found: dict[str, Any]) -> None:
-    """Assert that a container that asks for nothing is what it is without us."""
-    unasked = Seen.parse(found["unasked"])
-    assert_no_gpu(unasked)
-    assert unasked == Seen.parse(found["plain_unasked"])
+def assert_way(found: dict[str, Any], name: str, way: Way, *, proc_driver: bool = False) -> None:
+    """Assert that of the containers *found* the one of *way* is what that says."""
+    output = found["ways"][name]
+    if way.gpus is not None:
+        case = {**found, "asked": output}
+        assert_gpu_container(case, way.gpus, proc_driver=proc_driver, more=way.more)
+        return
+    plain = Seen.parse(found["plain"])
+    assert_no_gpu(plain)
+    kept = [entry for entry in plain.environment if not entry.startswith(REQUEST)]
+    asked = [] if way.devices is None else [f"{REQUEST}{way.devices}"]
+    environment = sorted([*kept, *way.more, *asked])
+    assert Seen.parse(output) == replace(plain, environment=environment)
+
+
+def files_for(seen: Seen) -> set[str]:
+    """Return the driver capabilities of which the container has a library."""
+    names = {path.rpartition("/")[2].partition(".so")[0] for path in seen.mounts}
+    return {capability for capability, library in LIBRARY_OF.items() if library in names}

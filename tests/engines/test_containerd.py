@@ -3,15 +3,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from containers import seen
+from containers.ways import CONTAINERD, WAYS
 
 pytestmark = pytest.mark.engine("containerd", "ctr", "runc")
 
 
-@pytest.mark.parametrize("devices", ["1,3", "0"])
-def test_a_containerd_container_has_the_gpus_it_asked_for_and_no_other(devices: str) -> None:
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """Return what the containers were."""
+    return seen.play("containerd")
+
+
+@pytest.mark.parametrize("name", CONTAINERD)
+def test_a_containerd_container_has_the_gpus_it_asked_for_and_no_other(
+    found: dict[str, Any], name: str
+) -> None:
     """Under Kubernetes too, containerd and its shim are what stands in front of us."""
-    found = seen.play("containerd", devices)
-    seen.assert_gpu_container(found, {int(index) for index in devices.split(",")})
-    seen.assert_unasked_is_unchanged(found)
+    seen.assert_way(found, name, WAYS[name])

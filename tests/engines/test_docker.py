@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from containers import machine, seen
+from containers.ways import DOCKER, WAYS
 
 pytestmark = pytest.mark.engine("dockerd", "docker", "containerd", "runc")
 
@@ -17,32 +18,79 @@ DEADLINE_S = 20.0
 
 
 @pytest.fixture(scope="module")
-def refused() -> dict[str, Any]:
-    """Return what docker answered to requests that cannot be met, and to others beside them."""
-    answers: dict[str, Any] = seen.play("docker-refused", "9")["refused"]
-    return answers
+def found() -> dict[str, Any]:
+    """Return what all containers of one dockerd were, and its answers to bad requests."""
+    return seen.play("docker")
 
 
-@pytest.mark.parametrize("devices", ["1,3", "0"])
-def test_a_docker_container_has_the_gpus_it_asked_for_and_no_other(devices: str) -> None:
+@pytest.mark.parametrize("name", DOCKER)
+def test_a_docker_container_has_the_gpus_it_asked_for_and_no_other(
+    found: dict[str, Any], name: str
+) -> None:
     """`docker run --runtime` is how most people will meet us."""
-    found = seen.play("docker", devices)
-    seen.assert_gpu_container(found, {int(index) for index in devices.split(",")})
-    seen.assert_unasked_is_unchanged(found)
+    seen.assert_way(found, name, WAYS[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "capabilities"),
+    [
+        ("auto", {"compute", "utility"}),
+        ("auto, every capability", set(seen.LIBRARY_OF)),
+        ("cdi", set(seen.LIBRARY_OF)),
+    ],
+)
+def test_a_docker_container_has_the_libraries_of_its_driver_capabilities(
+    found: dict[str, Any], name: str, capabilities: set[str]
+) -> None:
+    """`--env NVIDIA_DRIVER_CAPABILITIES` is what images of graphics tell their users to set."""
+    assert seen.files_for(seen.Seen.parse(found["ways"][name])) == capabilities
+
+
+def test_docker_s_own_option_asks_through_us(found: dict[str, Any]) -> None:
+    """`--gpus` sets the variable and adds a hook, which has nothing left to do: it is gone."""
+    case = found["gpus"]["auto"]
+    assert case["calls"] == []
+    asked = seen.Seen.parse(case["output"])
+    seen.assert_granted(asked, {1, 3}, found["host"])
+    seen.assert_driver(asked)
+
+
+@pytest.mark.parametrize("case", [("legacy",), ("gpus", "legacy")])
+def test_the_legacy_mode_gives_docker_containers_devices_and_one_hook(
+    found: dict[str, Any], case: tuple[str, ...]
+) -> None:
+    """Ours, or that of `--gpus`, which is left alone."""
+    answer = found
+    for name in case:
+        answer = answer[name]
+    seen.assert_granted(seen.Seen.parse(answer["output"]), {1, 3}, found["host"], drm=False)
+    assert [line for line in answer["calls"] if line.endswith("prestart")] == [
+        "nvidia-container-runtime-hook prestart"
+    ]
 
 
 @pytest.mark.parametrize(
     ("name", "message", "hint"),
     [
-        ("none-such", 'device: no CDI spec in "/etc/cdi", "/var/run/cdi" defines', "ask for"),
+        ("none-such", 'device: there is no device "9"; devices here: 0, 1, ', "list the"),
+        (
+            "none-such-spec",
+            'device: no CDI spec in "/etc/cdi", "/var/run/cdi" defines',
+            "ask for",
+        ),
         ("no-spec", "device: no CDI spec found in", 'run "gpuruntime cdi generate'),
+        (
+            "requirement",
+            "requirement: requirements not met: unsatisfied condition: cuda>=99.0 (cuda=12.4)",
+            "run the container with NVIDIA_DISABLE_REQUIRE=1",
+        ),
     ],
 )
 def test_docker_s_error_is_our_text(
-    name: str, message: str, hint: str, refused: dict[str, Any]
+    name: str, message: str, hint: str, found: dict[str, Any]
 ) -> None:
     """The user of an engine never sees the runtime's stderr: the log record must carry it."""
-    answer = refused[name]
+    answer = found["refused"][name]
     status, _, errors = answer["direct"]
     assert status == 1
     assert errors.count("\n") == 2
@@ -53,35 +101,36 @@ def test_docker_s_error_is_our_text(
     assert errors.strip() in answer["stderr"]
 
 
-@pytest.mark.parametrize("name", ["none-such", "no-spec"])
-def test_a_container_without_its_gpu_does_not_start(name: str, refused: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", ["none-such", "none-such-spec", "no-spec", "requirement"])
+def test_a_container_without_its_gpu_does_not_start(name: str, found: dict[str, Any]) -> None:
     """A job that silently runs without its GPU computes for days on a CPU."""
-    assert not refused[name]["started"]
-    assert refused[name]["stdout"] == ""
-    assert refused[name]["state"] == "created"
+    answer = found["refused"][name]
+    assert not answer["started"]
+    assert answer["stdout"] == ""
+    assert answer["state"] == "created"
 
 
 @pytest.mark.parametrize("name", ["good", "plain"])
 def test_the_same_container_starts_when_its_request_can_be_met(
-    name: str, refused: dict[str, Any]
+    name: str, found: dict[str, Any]
 ) -> None:
     """What refuses one must not touch the others: a GPU that is there, and no GPU at all."""
-    answer = refused[name]
+    answer = found["refused"][name]
     assert answer["status"] == 0, answer["stderr"]
     assert answer["started"]
     assert answer["stdout"] == "ran\n"
     assert answer["state"] == "exited"
 
 
-def test_exec_and_restart_keep_the_gpu() -> None:
+def test_exec_and_restart_keep_the_gpu(found: dict[str, Any]) -> None:
     """On a restart the hook finds its own work in the container's root, and adds nothing."""
-    found = seen.play("docker-life", "2")
-    before, after = (seen.Seen.parse(found[when]) for when in ("before", "after"))
+    before, after = (seen.Seen.parse(found["life"][when]) for when in ("before", "after"))
     seen.assert_granted(before, {2}, found["host"])
     seen.assert_driver(before)
     assert after == before
-    assert "C /etc/ld.so.cache" in found["changed before"]
-    assert sorted(found["changed after"]) == sorted(found["changed before"])
+    changed = found["life"]["changed before"]
+    assert "C /etc/ld.so.cache" in changed
+    assert sorted(found["life"]["changed after"]) == sorted(changed)
 
 
 def test_nothing_is_left_when_the_test_itself_is_killed() -> None:

@@ -298,7 +298,7 @@ except DriverError as error:
     done = on_host(f"'{sys.executable}' -c '{script}'", "--fault", "init-hangs")
     assert done.returncode == 0, done.stderr
     message, hint, in_time = done.stdout.splitlines()
-    assert re.fullmatch(r'initialization: the driver did not answer "[^"]+" in 1 s', message)
+    assert re.fullmatch(r'initialization: the driver did not answer in 1 s: "[^"]+"', message)
     assert hint.startswith("hint: ")
     assert in_time == "True"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 TREE = Path(__file__).parents[2]
 DOCUMENT = TREE / "docs" / "reference" / "bug-reports.md"
-TESTS = TREE / "tests" / "system" / "test_bug_reports.py"
+FILES = ("test_bug_reports.py", "test_request_reports.py")
 
 
 def _rows() -> list[list[str]]:
@@ -21,8 +21,10 @@ def test_every_test_has_a_row_and_every_row_a_test() -> None:
     rows = _rows()
     assert all(len(row) == 5 for row in rows)
     named = [test.strip("`") for _, _, _, test, _ in rows if test != "-"]
-    there = re.findall(r"^def (test_b[0-9]{3}_\w+)\(", TESTS.read_text(), re.MULTILINE)
-    assert len(there) > 15
+    texts = [(TREE / "tests" / "system" / name).read_text() for name in FILES]
+    found = [re.findall(r"^def (test_b[0-9]{3}_\w+)\(", text, re.MULTILINE) for text in texts]
+    assert all(len(names) > 15 for names in found)
+    there = [name for names in found for name in names]
     assert sorted(named) == sorted(there)
     for report, _, here, test, observed in rows:
         assert test == "-" or test.startswith(f"`test_{report.lower()}_")

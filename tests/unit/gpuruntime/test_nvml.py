@@ -355,7 +355,7 @@ def test_the_most_that_there_can_be(install: Install) -> None:
 def test_a_library_that_hangs_is_given_up_in_time(install: Install) -> None:
     """And nothing is left behind that a signal can end."""
     start = time.monotonic()
-    with pytest.raises(DriverError, match=r'did not answer "/.*" in 0\.3 s') as caught:
+    with pytest.raises(DriverError, match=r'did not answer in 0\.3 s: "/') as caught:
         nvml.query(install("fault init-hangs"), 0.3)
     assert 0.3 <= time.monotonic() - start < 3
     assert "dmesg" in str(caught.value.hint)

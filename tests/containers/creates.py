@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Creates on the simulated host with a low-level runtime that only notes that it was started.
+
+For scenarios that change the host, and look at what the next create makes of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from drivers import OURS, SIMHOST, run
+from scenario import CONFIG, WORK
+from ways import Way
+
+RUN = Path("/run/gpuruntime")
+SNAPSHOT = RUN / "inventory.json"
+LIBRARIES = Path(f"/usr/lib/{platform.machine()}-linux-gnu")
+# What the fake NVML reads.
+CONF = LIBRARIES / "fakenvml.conf"
+ASKED = WORK / "asked"
+LOG = WORK / "log"
+# Of a driver that hangs; and of one that is slow, as machines of tests are.
+DEADLINE_S, PATIENCE_S = 2, 30
+TIMEOUT_S = 60
+
+
+class Creates:
+    """Bundles for our runtime, which becomes a program that notes its descriptors."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.started = WORK / "started"
+        self.started.mkdir()
+        lowlevel = WORK / "runc"
+        lowlevel.write_text(
+            f'#!/bin/sh\nfor id; do :; done\nls -l /proc/$$/fd > "{self.started}/$id"\n'
+        )
+        lowlevel.chmod(0o755)
+        self.base = {
+            "discovery-timeout": PATIENCE_S,
+            "nvidia-container-runtime.runtimes": [str(lowlevel)],
+        }
+        CONFIG.parent.mkdir(exist_ok=True)
+        self.configure()
+        self.conf = CONF.read_text()
+        count_questions()
+
+    def configure(self, **config: object) -> None:
+        """Have *config* in config.toml."""
+        CONFIG.write_text(Way(None, None, config={**self.base, **config}).toml)
+
+    def fault(self, *lines: str) -> None:
+        """Have the fake NVML read *lines* beside what it has read first."""
+        # In place: that is seen by nothing else.
+        CONF.write_text(self.conf + "".join(f"{line}\n" for line in lines))
+
+    def create(self, devices: str | None = "1", **options: Any) -> dict[str, Any]:
+        """Call `create` for a container that asks for *devices*; see `start`."""
+        return self.start(devices, **options).finish()
+
+    def create_at_once(self, number: int, devices: str = "1") -> list[dict[str, Any]]:
+        """Call `create` that many times at once."""
+        calls = [self.start(devices) for _ in range(number)]
+        return [call.finish() for call in calls]
+
+    def start(
+        self,
+        devices: str | None,
+        *,
+        more: Sequence[str] = (),
+        before: Sequence[str] = (),
+        members: Mapping[str, object] | None = None,
+    ) -> Call:
+        """Start `create`; *before* starts the command, *members* are of config.json."""
+        self.count += 1
+        name = f"c{self.count}"
+        bundle = WORK / f"bundle-{name}"
+        bundle.mkdir()
+        asked = [] if devices is None else [f"NVIDIA_VISIBLE_DEVICES={devices}"]
+        document = {
+            "ociVersion": "1.0.2",
+            "process": {"args": ["/x"], "cwd": "/", "env": [*more, *asked]},
+            "root": {"path": "rootfs"},
+            **(members or {}),
+        }
+        (bundle / "config.json").write_text(json.dumps(document))
+        return Call(bundle, self.started / name, before)
+
+
+class Call:
+    """A `create` of *bundle* that is running; the low-level runtime makes the file *started*."""
+
+    def __init__(self, bundle: Path, started: Path, before: Sequence[str]) -> None:
+        self.bundle = bundle
+        self.started = started
+        self.config = bundle / "config.json"
+        self.text = self.config.read_text()
+        self.asked = questions()
+        self.began = time.monotonic()
+        log = bundle / "log"
+        self.process = subprocess.Popen(
+            [*before, OURS, "--log", log, "create", "--bundle", bundle, started.name],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def finish(self) -> dict[str, Any]:
+        """Wait for it and return what came of it.
+
+        `asked`: how often the driver was asked since it began; `made`: the mark of the snapshot.
+        """
+        _, errors = self.process.communicate(timeout=TIMEOUT_S)
+        text = self.config.read_text()
+        document = json.loads(text)
+        log = self.bundle / "log"
+        return {
+            "status": self.process.returncode,
+            "stderr": errors,
+            "log": log.read_text() if log.exists() else "",
+            "seconds": time.monotonic() - self.began,
+            "asked": questions() - self.asked,
+            "made": made(),
+            "started": self.started.exists(),
+            "untouched": text == self.text,
+            "devices": devices_of(document),
+            "prestart": document.get("hooks", {}).get("prestart", []),
+            "descriptors": descriptors(self.started),
+        }
+
+
+def devices_of(document: dict[str, Any]) -> dict[str, str]:
+    """Return path → numbers of the devices of a config.json."""
+    devices = document.get("linux", {}).get("devices", [])
+    return {node["path"]: f"{node['major']}:{node['minor']}" for node in devices}
+
+
+def descriptors(started: Path) -> list[str]:
+    """Return what the low-level runtime noted of its descriptors, their numbers and targets."""
+    if not started.exists():
+        return []
+    lines = [line.split(" -> ") for line in started.read_text().splitlines() if " -> " in line]
+    # Those of pipes and of its own script differ from one process to the next.
+    return sorted(f"{left.split()[-1]} {right.partition(':[')[0]}" for left, right in lines)
+
+
+def count_questions() -> None:
+    """Have the fake NVML count in ASKED how often it is loaded."""
+    ASKED.touch()
+    library = (LIBRARIES / "libnvidia-ml.so.1").resolve()
+    counted = WORK / library.name
+    run(
+        *("gcc", "-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libnvidia-ml.so.1"),
+        *("-I", SIMHOST.parent, "-o", counted, Path(__file__).with_name("counted.c"), "-ldl"),
+    )
+    library.unlink()
+    shutil.copy(counted, library)
+
+
+def questions() -> int:
+    """Return how often the driver has been asked."""
+    return ASKED.stat().st_size
+
+
+def made() -> str | None:
+    """Return the mark of the snapshot, another for each discovery; None if there is none."""
+    try:
+        found = json.loads(SNAPSHOT.read_text())
+    except (OSError, ValueError):
+        return None
+    return str(found["made"]) if isinstance(found, dict) and "made" in found else None
+
+
+def forget() -> None:
+    """Remove what is kept of the inventory."""
+    for path in RUN.glob("inventory.*"):
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+        else:
+            path.unlink()
+
+
+@contextmanager
+def replaced(path: Path, text: str) -> Iterator[None]:
+    """Have *text* in the file *path*, in place, while in the context."""
+    before = path.read_text()
+    path.write_text(text)
+    try:
+        yield
+    finally:
+        path.write_text(before)
+
+
+@contextmanager
+def aside(*paths: Path) -> Iterator[None]:
+    """Have none of *paths*, device nodes or files, while in the context."""
+    kept = WORK / "aside"
+    kept.mkdir()
+    there = [path for path in paths if os.path.lexists(path)]
+    for path in there:
+        # Of another file system: `mv` makes nodes anew.
+        run("mv", path, kept / path.name)
+    try:
+        yield
+    finally:
+        for path in there:
+            with suppress(FileNotFoundError):
+                path.unlink()
+            run("mv", kept / path.name, path)
+        kept.rmdir()

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ways in which the scenarios' containers ask for GPUs, and what each is to get.
+
+For the scenarios, which run on the simulated host, and for the tests, which do not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+MODE = "nvidia-container-runtime.mode"
+HOOK_PATH = "nvidia-container-runtime-hook.path"
+CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
+UUID_OF_3 = "GPU-5f1e0003-9a3c-4d27-8b60-0c1d2e3f4a03"
+# What no host has.
+REQUIREMENT = "NVIDIA_REQUIRE_CUDA=cuda>=99.0"
+
+
+@dataclass(frozen=True)
+class Way:
+    """A container that asks for *devices* by its variable, None for not at all.
+
+    It gets *gpus*; with None it is as it would be without us. *more* is further environment,
+    *config* is in config.toml, by key. *spec* are the options with which a CDI spec is generated
+    before; with None there is none on the host.
+    """
+
+    devices: str | None
+    gpus: frozenset[int] | None
+    more: tuple[str, ...] = ()
+    config: Mapping[str, object] = field(default_factory=dict)
+    spec: tuple[str, ...] | None = None
+
+    @property
+    def toml(self) -> str:
+        """The text of its config.toml."""
+        return "".join(f"{key} = {json.dumps(value)}\n" for key, value in self.config.items())
+
+
+_TWO, _ONE = frozenset({1, 3}), frozenset({0})
+CDI = {MODE: "cdi"}
+LEGACY = {MODE: "legacy"}
+WAYS = {
+    "auto": Way("1,3", _TWO),
+    "auto, one": Way("0", _ONE),
+    "auto, all": Way("all", frozenset(range(8))),
+    "auto, a UUID": Way(UUID_OF_3, frozenset({3})),
+    "auto, none": Way("none", frozenset()),
+    "auto, every capability": Way("1,3", _TWO, (f"{CAPABILITIES}=all",)),
+    "auto, automatic": Way("runtime.nvidia.com/gpu=1,runtime.nvidia.com/gpu=3", _TWO),
+    "auto, qualified": Way("nvidia.com/gpu=1,nvidia.com/gpu=3", _TWO, spec=()),
+    "jit-cdi": Way("1,3", _TWO, config={MODE: "jit-cdi"}),
+    "cdi": Way("1,3", _TWO, config=CDI, spec=()),
+    "cdi, one": Way("0", _ONE, config=CDI, spec=()),
+    "cdi, all": Way("all", frozenset(range(8)), config=CDI, spec=()),
+    "cdi, a UUID": Way(UUID_OF_3, frozenset({3}), config=CDI, spec=()),
+    "cdi, none": Way("none", frozenset(), config=CDI, spec=()),
+    "cdi, qualified": Way("nvidia.com/gpu=0", _ONE, config=CDI, spec=()),
+    "cdi, one hook a step": Way("1,3", _TWO, config=CDI, spec=("--separate-hooks",)),
+    "requirement not asked for": Way("0", _ONE, (REQUIREMENT, "NVIDIA_DISABLE_REQUIRE=1")),
+    "void": Way("void", None),
+    "empty": Way("", None),
+    "unasked": Way(None, None),
+}
+# With a prestart hook of ours, or one that the engine has put there.
+LEGACY_WAYS = {
+    "legacy": Way("1,3", _TWO, config=LEGACY),
+    "legacy, none": Way("none", frozenset(), config=LEGACY),
+    "legacy, unasked": Way(None, None, config=LEGACY),
+    "auto": Way("1,3", _TWO),
+    "cdi": Way("1,3", _TWO, config=CDI, spec=()),
+    "unasked": Way(None, None),
+}
+CRUN = ("auto", "cdi", "auto, qualified", "unasked")
+CONTAINERD = ("auto", "cdi, one", "unasked")
+# docker starts and ends a container more slowly than the others.
+DOCKER = (
+    *("auto", "auto, one", "auto, every capability", "auto, automatic", "auto, qualified"),
+    *("cdi", "requirement not asked for", "void", "unasked"),
+)
+# What docker is asked for in vain, and what it starts in between.
+REFUSED = {
+    "none-such": Way("9", None),
+    "none-such-spec": Way("9", None, config=CDI, spec=()),
+    "no-spec": Way("nvidia.com/gpu=0", None),
+    "requirement": Way("0", None, (REQUIREMENT,)),
+    "good": Way("0", _ONE),
+    "plain": Way(None, None),
+}
