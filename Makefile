@@ -14,12 +14,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find cdi gpuruntime hooks -name '*.py')
 
-.PHONY: help setup packages needs-root demo test lint unit conformance perf fuzz test-newer-engines clean driver-root
+.PHONY: help setup packages needs-root demo test test-all lint unit conformance perf fuzz races mutants \
+  test-newer-engines clean driver-root
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s'|'
 
-setup: packages $(BIN)/gpuruntime $(BIN)/gpu-container-runtime $(BIN)/gpu-cdi-hook build/bytecode ## make .venv with all commands, build the launcher, install missing packages
+setup: packages $(BIN)/gpuruntime $(BIN)/gpu-container-runtime $(BIN)/gpu-container-runtime-hook $(BIN)/gpu-cdi-hook build/bytecode ## make .venv with all commands, build the launcher, install missing packages
 
 packages:
 	@PYTHON='$(PYTHON)' scripts/setup
@@ -43,7 +44,7 @@ build/launcher: $(wildcard gpuruntime/launcher/*.[ch]) gpuruntime/__init__.py Ma
 	@$(CC) $(LAUNCHER_FLAGS) '-DLIBDIR="$(CURDIR)"' '-DPYTHON="$(START_PYTHON)"' \
 	  '-DCLI_PYTHON="$(CURDIR)/$(BIN)/python"' '-DVERSION="$(OUR_VERSION)"' -o $@ gpuruntime/launcher/launcher.c
 
-$(BIN)/gpu-container-runtime $(BIN)/gpu-cdi-hook: build/launcher | $(BIN)/gpuruntime
+$(BIN)/gpu-container-runtime $(BIN)/gpu-container-runtime-hook $(BIN)/gpu-cdi-hook: build/launcher | $(BIN)/gpuruntime
 	@ln -sf ../../build/launcher $@
 
 # The start path imports from bytecode; without it each start compiles the modules again.
@@ -66,6 +67,9 @@ lint: setup ## ruff, mypy strict, import contracts
 test: lint ## lint and every test that can run here
 	@$(BIN)/python -m pytest
 
+test-all: lint ## the same with every combination of runtime, namespace, system call and environment
+	@GPURUNTIME_TEST_ALL=1 $(BIN)/python -m pytest
+
 unit: setup ## the tests that need neither root nor containers
 	@$(BIN)/python -m pytest -m 'not system and not engine'
 
@@ -80,8 +84,14 @@ perf: setup ## print what loading and generating CDI specs costs, in instruction
 	@$(BIN)/python tests/perf/cdi_load.py
 	@$(BIN)/python tests/perf/generate.py
 
-fuzz: setup ## run the fuzz targets longer: make fuzz SECONDS=60
-	@PYTHONPATH=tests $(BIN)/python tests/fuzz/targets.py '$(or $(SECONDS),60)'
+fuzz: setup ## every parser of privileged code: executions and coverage; make fuzz SECONDS=30
+	@PYTHONPATH=tests $(BIN)/python tests/fuzz/targets.py '$(or $(SECONDS),30)'
+
+races: needs-root setup ## the long runs of the races, with their controls; make races FACTOR=1
+	@PYTHONPATH=tests $(BIN)/python tests/races/play.py '$(or $(FACTOR),1)'
+
+mutants: needs-root setup ## which patches of a folder the suite catches: make mutants PATCHES=DIR
+	@PYTHONPATH=tests $(BIN)/python tests/mutants/run.py '$(or $(PATCHES),tests/mutants)'
 
 driver-root: setup ## unpack NVIDIA's real user space: make driver-root VERSION=550 or VERSION=535
 	@$(BIN)/python tests/simhost/fetch_driver.py '$(or $(VERSION),550)'

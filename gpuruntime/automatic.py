@@ -47,14 +47,27 @@ class Grant(Record):
         self.warnings = tuple(warnings)
 
 
-def style(config: Config, hook_path: str) -> Style:
-    """Return how edits are written under *config*."""
+def style(config: Config, hook_path: str, *, cuda_compat: bool = True) -> Style:
+    """Return how edits are written under *config*, without that step if not *cuda_compat*."""
     flags = config[f"{_JIT}.nvcdi-feature-flags"]
+    disabled = list(config[f"{_JIT}.nvcdi-disable-hooks"])
+    mode = config["ldconfig-mode"]
+    if not cuda_compat or "disable-cuda-compat-lib-hook" in config.features:
+        disabled.append(plan.COMPAT)
     return plan.Style(
         hook_path,
-        disabled=config[f"{_JIT}.nvcdi-disable-hooks"],
+        disabled=disabled,
+        ldconfig=_ldconfig(config),
+        ldconfig_mode="" if mode == "merge" else mode,
         groups=_NO_GROUPS not in config.features and _NO_GROUPS not in flags,
     )
+
+
+def _ldconfig(config: Config) -> str:
+    """Return the host's ldconfig, "" unless it may be run."""
+    if config["ldconfig-mode"] != "host":
+        return ""
+    return str(config["nvidia-container-cli.ldconfig"]).partition("@")[2]
 
 
 def devices(asked: Request, inventory: Inventory) -> list[Device]:
@@ -82,18 +95,34 @@ def grant(asked: Request, inventory: Inventory, config: Config, style: Style) ->
     notes = requirements.check(more.requirements, facts(found, inventory))
     is_legacy = asked.mode == settings.LEGACY
     with_graphics = not is_legacy or bool(_GRAPHICS & set(more.capabilities))
+    notes += [
+        f"GPU {device.gpu.gpu.index} is in MIG mode: CUDA needs one of its MIG devices"
+        for device in found
+        if device.mig is None and device.gpu.gpu.mig_enabled
+    ]
     parts = [plan.device_edits(_with_drm(device, wanted=with_graphics), style) for device in found]
     parts.append(plan.node_edits(_feature_nodes(more, inventory, notes), style))
-    control = _control_nodes(more, inventory)
-    if is_legacy:
-        parts.append(plan.node_edits(control, style))
-    else:
-        driver = _driver(more, inventory, config, notes)
-        links = [link for device in found if not device.mig for link in device.gpu.links]
-        parts.append(plan.common_edits(driver, control, links, style))
+    parts.append(plan.node_edits(_control_nodes(more, inventory), style))
+    if not is_legacy:
+        files = driver_edits(asked, inventory, config, style)
+        parts.append(files.edits)
+        notes += files.notes
     # Some of all is less than what was asked for.
     warnings = inventory.problems if resolve.ALL in asked.ids else ()
     return Grant(plan.merged(parts), notes=notes, warnings=warnings)
+
+
+def driver_edits(asked: Request, inventory: Inventory, config: Config, style: Style) -> Grant:
+    """Return what of the driver's files *asked* gets, and what has to be done with them.
+
+    Raises RequestError and UnresolvedDeviceError.
+    """
+    notes: list[str] = []
+    driver = _driver(asked.extras, inventory, config, notes)
+    links = [
+        link for device in devices(asked, inventory) if not device.mig for link in device.gpu.links
+    ]
+    return Grant(plan.common_edits(driver, (), links, style), notes=notes)
 
 
 def facts(found: list[Device], inventory: Inventory) -> requirements.Facts:

@@ -29,13 +29,14 @@ MAX_SNAPSHOT_BYTES = 1 << 20
 
 # Key → default; None: not set, true or false. gpuruntime/options.py says what each is for, and a
 # test holds the two equal: that table is too much for the start path.
-_RUNTIME = "nvidia-container-runtime"
+RUNTIME = "nvidia-container-runtime"
 DEFAULTS: dict[str, Any] = {
     "accept-nvidia-visible-devices-as-volume-mounts": False,
     "accept-nvidia-visible-devices-envvar-when-unprivileged": True,
     "disable-require": False,
     "discovery-timeout": 30,
     "health": "",
+    "ldconfig-mode": "merge",
     "missing-gpu": "error",
     "supported-driver-capabilities": "compat32,compute,display,graphics,ngx,utility,video",
     "swarm-resource": "",
@@ -56,21 +57,21 @@ DEFAULTS: dict[str, Any] = {
     "nvidia-container-cli.path": "",
     "nvidia-container-cli.root": "",
     "nvidia-container-cli.user": "",
-    f"{_RUNTIME}.debug": "/dev/null",
-    f"{_RUNTIME}.log-level": "info",
-    f"{_RUNTIME}.mode": "auto",
-    f"{_RUNTIME}.runtimes": ["runc", "crun"],
-    f"{_RUNTIME}.modes.cdi.annotation-prefixes": ["cdi.k8s.io/"],
-    f"{_RUNTIME}.modes.cdi.default-kind": "nvidia.com/gpu",
-    f"{_RUNTIME}.modes.cdi.spec-dirs": ["/etc/cdi", "/var/run/cdi"],
-    f"{_RUNTIME}.modes.csv.compat-container-root": "",
-    f"{_RUNTIME}.modes.csv.mount-spec-path": f"/etc/{_RUNTIME}/host-files-for-container.d",
-    f"{_RUNTIME}.modes.jit-cdi.driver-capabilities": "env",
-    f"{_RUNTIME}.modes.jit-cdi.nvcdi-disable-hooks": [],
-    f"{_RUNTIME}.modes.jit-cdi.nvcdi-feature-flags": [],
-    f"{_RUNTIME}.modes.legacy.cuda-compat-mode": "ldconfig",
-    f"{_RUNTIME}-hook.path": "nvidia-container-runtime-hook",
-    f"{_RUNTIME}-hook.skip-mode-detection": False,
+    f"{RUNTIME}.debug": "/dev/null",
+    f"{RUNTIME}.log-level": "info",
+    f"{RUNTIME}.mode": "auto",
+    f"{RUNTIME}.runtimes": ["runc", "crun"],
+    f"{RUNTIME}.modes.cdi.annotation-prefixes": ["cdi.k8s.io/"],
+    f"{RUNTIME}.modes.cdi.default-kind": "nvidia.com/gpu",
+    f"{RUNTIME}.modes.cdi.spec-dirs": ["/etc/cdi", "/var/run/cdi"],
+    f"{RUNTIME}.modes.csv.compat-container-root": "",
+    f"{RUNTIME}.modes.csv.mount-spec-path": f"/etc/{RUNTIME}/host-files-for-container.d",
+    f"{RUNTIME}.modes.jit-cdi.driver-capabilities": "env",
+    f"{RUNTIME}.modes.jit-cdi.nvcdi-disable-hooks": [],
+    f"{RUNTIME}.modes.jit-cdi.nvcdi-feature-flags": [],
+    f"{RUNTIME}.modes.legacy.cuda-compat-mode": "ldconfig",
+    f"{RUNTIME}-hook.path": "nvidia-container-runtime-hook",
+    f"{RUNTIME}-hook.skip-mode-detection": False,
     "nvidia-ctk.path": "nvidia-ctk",
 }
 AUTO, CDI, JIT, LEGACY = "auto", "cdi", "jit-cdi", "legacy"
@@ -128,11 +129,11 @@ class Config(Record):
             if value is True and key.startswith("features.")
         )
         self.driver_root: str = merged["nvidia-container-cli.root"]
-        self.debug: str = merged[f"{_RUNTIME}.debug"]
-        self.log_level = LOG_LEVELS.get(merged[f"{_RUNTIME}.log-level"], "info")
-        self.runtimes: tuple[str, ...] = tuple(merged[f"{_RUNTIME}.runtimes"])
-        self.mode: str = merged[f"{_RUNTIME}.mode"]
-        cdi = f"{_RUNTIME}.modes.cdi"
+        self.debug: str = merged[f"{RUNTIME}.debug"]
+        self.log_level = LOG_LEVELS.get(merged[f"{RUNTIME}.log-level"].lower(), "info")
+        self.runtimes: tuple[str, ...] = tuple(merged[f"{RUNTIME}.runtimes"])
+        self.mode: str = merged[f"{RUNTIME}.mode"]
+        cdi = f"{RUNTIME}.modes.cdi"
         self.spec_dirs: tuple[str, ...] = tuple(merged[f"{cdi}.spec-dirs"])
         self.default_kind: str = merged[f"{cdi}.default-kind"]
         self.annotation_prefixes: tuple[str, ...] = tuple(merged[f"{cdi}.annotation-prefixes"])
@@ -198,7 +199,7 @@ def make_directory(path: str) -> None:
     except FileExistsError:
         return
     # Whatever the engine's umask is: a rootless engine reads what is in it, too.
-    os.chmod(path, 0o755)
+    os.chmod(path, 0o755)  # noqa: S103 (a directory without secrets)
 
 
 def read_trusted(directory: str, name: str, max_bytes: int) -> dict[str, Any] | None:

@@ -125,7 +125,8 @@ def checked(value: str, where: str) -> str:
     """Return *value*; raise RequestError if it is longer than anybody needs."""
     if len(value) > MAX_VALUE_CHARS:
         raise RequestError(
-            f"{shortened(where)} has {len(value)} characters", "name the devices, or use all"
+            f"{shortened(where)} has {len(value)} characters",
+            f"make do with {MAX_VALUE_CHARS}; devices can be named by index, or all at once",
         )
     return value
 

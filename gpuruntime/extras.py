@@ -103,7 +103,7 @@ def _capabilities(container: Container, *, unknown_is_error: bool) -> tuple[str,
             f"name only such in {DRIVER_CAPABILITIES}",
         )
     if unknown:
-        why = f"no such capability here; there are {', '.join(supported)}"
+        why = f"no such capability here; there are {', '.join(supported) or 'none'}"
         container.ignore(DRIVER_CAPABILITIES, unknown, why)
     known = [word for word in asked if word in supported]
     return tuple(sorted({*known} or {*capabilities.DEFAULT} & {*supported}))

@@ -23,7 +23,7 @@ from gpuruntime.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any, Protocol
 
     from cdi.registry import Registry
@@ -100,7 +100,11 @@ class Injection(Record):
             else:
                 del hooks["prestart"]
         if self.edits is not None:
+            there = len(_device_rules(document))
             apply(self.edits, document)
+            if self.asked.mode == settings.LEGACY:
+                # What asks for them is still there, for the hook: here we may have been before.
+                _drop_repeated(_device_rules(document), there)
         if self.prestart is not None:
             if document.get("hooks") is None:
                 document["hooks"] = {}
@@ -125,7 +129,7 @@ def decide(document: OciConfig, config: Config, host: Host) -> Injection:
     try:
         find = _automatic if asked.is_automatic else _from_specs
         found = find(asked, config, host)
-        edits = _completed(found.edits, document, config, host)
+        edits = _completed(found.edits, asked, document, config, host)
     except _MISSING as error:
         if config["missing-gpu"] != "warn":
             raise
@@ -138,12 +142,12 @@ def decide(document: OciConfig, config: Config, host: Host) -> Injection:
     if lost:
         warnings.append(
             f'no "/dev/char" link for {", ".join(lost)}: the container loses them at '
-            '"systemctl daemon-reload"; make the links, each to its node'
+            '"systemctl daemon-reload"; run "gpuruntime system create-dev-char-symlinks"'
         )
     return Injection(
         asked,
         edits,
-        prestart=_prestart(host) if is_legacy and not engine_hooks else None,
+        prestart=_prestart(document, host) if is_legacy and not engine_hooks else None,
         removed=removed,
         warnings=warnings,
         notes=found.notes,
@@ -152,20 +156,26 @@ def decide(document: OciConfig, config: Config, host: Host) -> Injection:
 
 def _automatic(asked: Request, config: Config, host: Host) -> Grant:
     """Return the edits for what the machine has now."""
-    inventory, is_fresh = host.inventory(fresh=False)
-    if not is_fresh and _needs_fresh(asked, inventory):
-        inventory, _ = host.inventory(fresh=True)
+    inventory = inventory_for(asked, host.inventory)
     # A hook of ours would find nothing to do in the legacy mode.
     path = "" if asked.mode == settings.LEGACY else host.program(programs.HOOK)
     return automatic.grant(asked, inventory, config, automatic.style(config, path))
 
 
-def _needs_fresh(asked: Request, inventory: Inventory) -> bool:
-    """Tell whether only the driver can answer: MIG devices come and go without a trace."""
+def inventory_for(asked: Request, read: Callable[..., tuple[Inventory, bool]]) -> Inventory:
+    """Return an inventory that has what *asked* names, if the machine has it.
+
+    *read* is as `Host.inventory`. MIG devices come and go without a trace: for them, and for what
+    is not found, the driver is asked. Raises DriverError, DiscoveryError, RequestError.
+    """
+    inventory, is_fresh = read(fresh=False)
     try:
-        return any(device.mig for device in automatic.devices(asked, inventory))
+        has_mig = any(device.mig for device in automatic.devices(asked, inventory))
     except UnresolvedDeviceError:
-        return True
+        has_mig = True
+    if has_mig and not is_fresh:
+        inventory, _ = read(fresh=True)
+    return inventory
 
 
 def _from_specs(asked: Request, config: Config, host: Host) -> Grant:
@@ -179,13 +189,13 @@ def _from_specs(asked: Request, config: Config, host: Host) -> Grant:
     if asked.driver_only:
         edits = known.common_edits(config.default_kind)
         if edits is None:
-            raise _unresolved([config.default_kind], known, config)
+            raise _unresolved([config.default_kind], known)
     else:
         try:
             edits = known.resolve(asked.devices)
         except CdiError as error:
             missing = [name for name in asked.devices if known.find(name) is None]
-            raise _unresolved(missing, known, config) from error
+            raise _unresolved(missing, known) from error
     ours = [name for name in asked.devices if request.is_ours(name, config)]
     if asked.driver_only or ours:
         # Of another vendor's files we cannot say what they depend on.
@@ -193,10 +203,11 @@ def _from_specs(asked: Request, config: Config, host: Host) -> Grant:
     return Grant(edits, warnings=warnings)
 
 
-def _unresolved(names: Sequence[str], known: Registry, config: Config) -> GpuRuntimeError:
+def _unresolved(names: Sequence[str], known: Registry) -> GpuRuntimeError:
     """Return the error for *names* that no CDI spec defines, with the most helpful hint."""
     wanted = ", ".join(f'"{name}"' for name in names)
-    where = ", ".join(f'"{directory}"' for directory in config.spec_dirs)
+    # Not those of the config: it may name none, which means the usual ones.
+    where = ", ".join(f'"{directory}"' for directory in known.directories)
     names_known = known.devices
     if names_known:
         text = f"no CDI spec in {where} defines {wanted}"
@@ -204,7 +215,7 @@ def _unresolved(names: Sequence[str], known: Registry, config: Config) -> GpuRun
         hint = f"ask for one of {', '.join(short[:_MAX_NAMES_IN_HINT])}"
     else:
         text = f"no CDI spec found in {where}, wanted {wanted}"
-        hint = f'run "gpuruntime cdi generate --output {config.spec_dirs[-1]}/nvidia.yaml"'
+        hint = f'run "gpuruntime cdi generate --output {known.directories[-1]}/nvidia.yaml"'
     if known.errors:
         path, reasons = next(iter(known.errors.items()))
         more = f", and {len(known.errors) - 1} more" if len(known.errors) > 1 else ""
@@ -212,13 +223,15 @@ def _unresolved(names: Sequence[str], known: Registry, config: Config) -> GpuRun
     return UnresolvedDeviceError(text, hint)
 
 
-def _completed(edits: Edits, document: OciConfig, config: Config, host: Host) -> Edits:
+def _completed(
+    edits: Edits, asked: Request, document: OciConfig, config: Config, host: Host
+) -> Edits:
     """Return *edits* completed from the host's nodes, which the driver may have to make first."""
     user_namespace = in_user_namespace(document)
     if user_namespace:
         edits = _without_groups(edits)
     try:
-        return complete(edits, user_namespace=user_namespace)
+        return _seen(edits, asked, user_namespace=user_namespace)
     except CdiError as error:
         found = error
     if (
@@ -227,13 +240,22 @@ def _completed(edits: Edits, document: OciConfig, config: Config, host: Host) ->
         and host.make_nodes(_minors(edits))
     ):
         try:
-            return complete(edits, user_namespace=user_namespace)
+            return _seen(edits, asked, user_namespace=user_namespace)
         except CdiError as error:
             found = error
     raise UnresolvedDeviceError(
         f"cannot give a device to the container: {found}",
         'run "nvidia-modprobe -u -c 0" on the host, or "gpuruntime cdi refresh" for a spec of old',
     ) from found
+
+
+def _seen(edits: Edits, asked: Request, *, user_namespace: bool) -> Edits:
+    """Return *edits* completed from the nodes that are there; raise CdiError."""
+    completed = complete(edits, user_namespace=user_namespace)
+    if asked.is_automatic:
+        # Who wrote a spec may call a node by another name.
+        stale.check_nodes(completed)
+    return completed
 
 
 def _minors(edits: Edits) -> list[int]:
@@ -250,6 +272,21 @@ def _without_groups(edits: Edits) -> Edits:
     for node in found["deviceNodes"]:
         node.pop("gid", None)
     return found
+
+
+def _device_rules(document: OciConfig) -> list[dict[str, Any]]:
+    resources = (document.get("linux") or {}).get("resources") or {}
+    return resources.get("devices") or []
+
+
+def _drop_repeated(rules: list[dict[str, Any]], there: int) -> None:
+    """Take those behind the first *there* of *rules* away that would change nothing.
+
+    That is one which is among these, if none behind it denies anything.
+    """
+    last_denial = max((i for i in range(there) if not rules[i].get("allow")), default=-1)
+    in_force = rules[last_denial + 1 : there]
+    rules[there:] = [rule for rule in rules[there:] if rule not in in_force]
 
 
 def _lost_on_reload(edits: Edits, document: OciConfig) -> list[str]:
@@ -272,19 +309,25 @@ def _lost_on_reload(edits: Edits, document: OciConfig) -> list[str]:
     ]
 
 
+def _prestart_hooks(document: OciConfig) -> Sequence[dict[str, Any]]:
+    return (document.get("hooks") or {}).get("prestart") or ()
+
+
 def _engine_hooks(document: OciConfig) -> list[int]:
     """Return the indices of prestart hooks that would inject devices by themselves."""
-    prestart = (document.get("hooks") or {}).get("prestart") or ()
     return [
         i
-        for i, hook in enumerate(prestart)
+        for i, hook in enumerate(_prestart_hooks(document))
         if posixpath.basename(str(hook.get("path"))) in request.ENGINE_HOOKS
     ]
 
 
-def _prestart(host: Host) -> dict[str, Any]:
-    """Return the hook that mounts the driver's files in the legacy mode."""
+def _prestart(document: OciConfig, host: Host) -> dict[str, Any] | None:
+    """Return the hook that mounts the driver's files in the legacy mode, None if it is there."""
     path = host.program(programs.PRESTART_HOOK)
+    # The operator can give it any name.
+    if any(hook.get("path") == path for hook in _prestart_hooks(document)):
+        return None
     return {
         "path": path,
         "args": [posixpath.basename(path), "prestart"],

@@ -17,7 +17,7 @@ import stat
 import time
 
 from gpuruntime import config as settings
-from gpuruntime import errors, host_state, model_json
+from gpuruntime import errors, host_state, model_json, slowpath
 from gpuruntime.errors import DriverError, GpuRuntimeError
 from gpuruntime.trust import may_trust
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from gpuruntime.config import Config
     from gpuruntime.model import Inventory
 
 SNAPSHOT = "inventory.json"
@@ -36,6 +37,20 @@ FORMAT = 1
 FAILURE_S = 5
 _MAX_BYTES = 16 << 20
 _STEP_S = 0.01
+
+
+def of_machine(config: Config, cli_python: str, *, fresh: bool) -> tuple[Inventory, bool]:
+    """Return the inventory of this machine as *config* has it; see `InventoryCache.get`.
+
+    Discovery is a child with the interpreter *cli_python*.
+    """
+    deadline_s = config["discovery-timeout"]
+    root = config.driver_root or "/"
+    question = {"driver root": root, "deadline_s": deadline_s}
+    cache = InventoryCache(
+        root, lambda: slowpath.ask(cli_python, "discover", question, deadline_s), deadline_s
+    )
+    return cache.get(fresh=fresh or config["health"] == "nvml")
 
 
 class InventoryCache:

@@ -37,7 +37,7 @@ class Log:
             return
         for path in (self.engine_log, self.debug_file):
             if path and path != "/dev/null":
-                _append(path, self._line(level, message))
+                _append(path, self._line(level, message), make=path == self.debug_file)
 
     def error(self, text: str) -> None:
         """Write the two lines of an error to stderr, and as ONE record to the log files."""
@@ -60,11 +60,20 @@ class Log:
         return f'time="{now}" level={level} msg={json.dumps(message)}'
 
 
-def _append(path: str, line: str) -> None:
-    """Append *line* to the regular file *path*; a log that fails stops no container."""
+def _append(path: str, line: str, *, make: bool) -> None:
+    """Append *line* to the regular file *path*; a log that fails stops no container.
+
+    *make*: also its directories. Those of the engine's log are the engine's.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        fd = os.open(path, flags, 0o644)
+        try:
+            fd = os.open(path, flags, 0o644)
+        except FileNotFoundError:
+            if not make:
+                return
+            os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+            fd = os.open(path, flags, 0o644)
     except OSError:
         return
     try:

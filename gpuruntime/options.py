@@ -121,6 +121,16 @@ OPTIONS = (
         acts=True,
     ),
     Option(
+        "ldconfig-mode",
+        "string",
+        default="merge",
+        doc='The loader cache of a container: "merge" adds the driver to it and runs nothing; '
+        '"host" runs the host\'s ldconfig, confined, where that cannot be; "none" leaves it.',
+        choices=("merge", "host", "none"),
+        strict=True,
+        acts=True,
+    ),
+    Option(
         "missing-gpu",
         "string",
         default="error",
@@ -175,6 +185,7 @@ OPTIONS = (
         default=None,
         doc="CUDA's compatibility libraries of an image are never put to use.",
         sample=True,
+        acts=True,
     ),
     Option(
         "features.disable-imex-channel-creation",
@@ -223,7 +234,8 @@ OPTIONS = (
         f"{_CLI}.ldconfig",
         "string",
         default="@/sbin/ldconfig",
-        doc='The ldconfig that a container\'s loader cache is written with; "@" is the host.',
+        doc='The ldconfig of the host, after "@", for ldconfig-mode = "host".',
+        acts=True,
     ),
     Option(
         f"{_CLI}.load-kmods",
@@ -372,6 +384,7 @@ OPTIONS = (
         doc="How CUDA's compatibility libraries of an image are put to use: "
         '"ldconfig", "mount", "hook" or "disabled".',
         choices=("disabled", "hook", "ldconfig", "mount"),
+        acts=True,
     ),
     Option(
         f"{_RUNTIME}-hook.path",
@@ -385,6 +398,7 @@ OPTIONS = (
         "bool",
         default=False,
         doc="The prestart hook works in every mode, not in legacy only.",
+        acts=True,
     ),
     Option(
         "nvidia-ctk.path",

@@ -39,6 +39,7 @@ ALL_HOOKS = "all"
 # In the order in which they are to run.
 HOOKS = (LINKS, COMPAT, LDCACHE, PARAMS, PROFILE, CHMOD)
 _CHMOD_DIRECTORIES = ("/dev/dri", "/dev/nvidia-caps")
+_CHMOD_MODE = "755"
 # Programs under these names know the incumbent's hooks only.
 _SEPARATE_ONLY = ("nvidia-cdi-hook", "nvidia-ctk")
 
@@ -48,11 +49,11 @@ class Style(Record):
 
     Of *disabled*, ALL_HOOKS is every step; what is *enabled* stays, and CHMOD only then.
     *separate*: one hook a step, as also for a program of the incumbent's. *ldconfig* is handed to
-    the step that updates the loader's cache, "" if it is to choose. *groups*: with the groups of
-    device nodes.
+    the step that updates the loader's cache, "" if it is to choose, and *ldconfig_mode* to our
+    hook, "" for its own default. *groups*: with the groups of device nodes.
     """
 
-    __slots__ = ("disabled", "groups", "ldconfig", "path", "separate")
+    __slots__ = ("disabled", "groups", "ldconfig", "ldconfig_mode", "path", "separate")
 
     def __init__(
         self,
@@ -62,6 +63,7 @@ class Style(Record):
         enabled: Collection[str] = (),
         separate: bool = False,
         ldconfig: str = "",
+        ldconfig_mode: str = "",
         groups: bool = False,
     ) -> None:
         self.path = path
@@ -70,6 +72,7 @@ class Style(Record):
         self.disabled = frozenset(off) - frozenset(enabled)
         self.separate = separate or posixpath.basename(path) in _SEPARATE_ONLY
         self.ldconfig = ldconfig
+        self.ldconfig_mode = ldconfig_mode
 
 
 def common_edits(
@@ -216,15 +219,31 @@ def _combined_hook(driver: Driver, device_links: Sequence[str], style: Style) ->
         words += _link_words(links(driver))
         for link in device_links:
             words += ["--device-link", link]
+    if COMPAT not in style.disabled and driver.version:
+        words += ["--cuda-compat", driver.version]
     if LDCACHE not in style.disabled:
-        for library in driver.libraries:
-            entry = f"{library.soname}::{library.container_path}::{library.abi}"
-            words += ["--library", entry]
+        words += _library_words(driver, style)
     if PARAMS not in style.disabled:
         words.append("--mask-params")
+    if PROFILE not in style.disabled:
+        words.append("--application-profile")
+    if CHMOD not in style.disabled:
+        for directory in _CHMOD_DIRECTORIES:
+            words += ["--chmod", f"{_CHMOD_MODE}::{directory}"]
     if not words:
         return []
     return [_hook_of(style, "update-container", words)]
+
+
+def _library_words(driver: Driver, style: Style) -> list[str]:
+    words = []
+    for library in driver.libraries:
+        words += ["--library", f"{library.soname}::{library.container_path}::{library.abi}"]
+    if words and style.ldconfig_mode:
+        words += ["--ldconfig-mode", style.ldconfig_mode]
+    if words and style.ldconfig:
+        words += ["--ldconfig-path", style.ldconfig]
+    return words
 
 
 def _separate_hooks(driver: Driver, device_links: Sequence[str], style: Style) -> list[Hook]:
@@ -253,7 +272,7 @@ def _chmod_words(nodes: Iterable[Node]) -> list[str] | None:
     directories = {posixpath.dirname(node.container_path) for node in nodes}
     found = [directory for directory in _CHMOD_DIRECTORIES if directory in directories]
     words = [word for directory in found for word in ("--path", directory)]
-    return ["--mode", "755", *words] if found else None
+    return ["--mode", _CHMOD_MODE, *words] if found else None
 
 
 def _hook(style: Style, name: str, words: list[str] | None) -> Hook | None:

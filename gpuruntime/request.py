@@ -121,6 +121,9 @@ def from_oci(document: OciConfig, config: Config) -> Request:
         )
     mode = _mode(asked, config)
     driver_only = source == ENVIRONMENT and asked == ["none"]
+    if mode == settings.CDI and config.default_kind == AUTOMATIC_KIND:
+        # Of that kind `none` is a device as well, and there is no spec to take the driver from.
+        driver_only = False
     devices = () if driver_only else _devices(asked, mode, container)
     if _is_automatic(mode, devices):
         ids = _ids(mode, devices)

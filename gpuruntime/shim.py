@@ -17,9 +17,8 @@ from cdi.complete import in_user_namespace
 from cdi.edits import describe
 from cdi.errors import CdiError
 from gpuruntime import config as settings
-from gpuruntime import injection, programs, request, slowpath
+from gpuruntime import injection, inventory_cache, programs, request, slowpath
 from gpuruntime.errors import ConfigError, GpuRuntimeError, bug, escape
-from gpuruntime.inventory_cache import InventoryCache
 from gpuruntime.log import Log
 from gpuruntime.oci import argv, lowlevel
 from gpuruntime.oci.bundle import CONFIG_NAME, Bundle
@@ -110,15 +109,7 @@ class ShimHost:
 
     def inventory(self, *, fresh: bool) -> tuple[Inventory, bool]:
         """Return the inventory of the snapshot, or a new one; see `injection.Host`."""
-        deadline_s = self._config["discovery-timeout"]
-        root = self._config.driver_root or "/"
-        question = {"driver root": root, "deadline_s": deadline_s}
-        cache = InventoryCache(
-            root,
-            lambda: slowpath.ask(self._cli_python, "discover", question, deadline_s),
-            deadline_s,
-        )
-        return cache.get(fresh=fresh or self._config["health"] == "nvml")
+        return inventory_cache.of_machine(self._config, self._cli_python, fresh=fresh)
 
     def registry(self) -> Registry:
         """Return the CDI specs of the configured directories."""

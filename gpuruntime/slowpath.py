@@ -7,6 +7,7 @@ child is forked: the process that becomes the low-level runtime stays the one th
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -36,10 +37,11 @@ def ask(cli_python: str, question: str, argument: object, deadline_s: float = DE
     the driver is asked and takes longer than *deadline_s*: then the child is left to die, which
     the kernel may put off.
     """
-    question_read, question_write = os.pipe()
-    answer_read, answer_write = os.pipe()
+    question_read = question_write = answer_read = answer_write = -1
     try:
         try:
+            question_read, question_write = os.pipe()
+            answer_read, answer_write = os.pipe()
             pid = os.posix_spawn(
                 cli_python,
                 [
@@ -57,9 +59,11 @@ def ask(cli_python: str, question: str, argument: object, deadline_s: float = DE
                 setsigdef=(signal.SIGALRM, signal.SIGPIPE, signal.SIGCHLD),
             )
         except OSError as error:
+            hint = 'run "make setup" or install gpuruntime again'
+            if error.errno == errno.EMFILE:
+                hint = "let the engine have more open files: RLIMIT_NOFILE"
             raise GpuRuntimeError(
-                f'cannot start "{cli_python}": {error.strerror}',
-                'run "make setup" or install gpuruntime again',
+                f'cannot start "{cli_python}": {error.strerror}', hint
             ) from error
         os.close(question_read)
         os.close(answer_write)

@@ -11,52 +11,119 @@ import os
 import stat
 
 from gpuruntime import elf, ldcache
-from gpuruntime.errors import RequestError
+from gpuruntime.errors import LdcacheError
 from gpuruntime.record import Record
-from gpuruntime.system.ops import LoaderCache, MaskParams
-from gpuruntime.system.paths import reopen
-from hooks import update_container
+from gpuruntime.system.compat import DEFAULT_ROOT, CompatInUse, CudaCompat
+from gpuruntime.system.loader import LoaderCache
+from gpuruntime.system.mounts import mount_id
+from gpuruntime.system.names import LINK_PATH, MAX_PATH_CHARS, is_clean
+from gpuruntime.system.ops import ApplicationProfile, Chmod, Link, MaskParams
+from gpuruntime.system.paths import list_names, reopen
+from hooks.options import last, parse, parse_mode, refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Union
 
+    from gpuruntime.system.ops import Operation
     from gpuruntime.system.paths import Root
+    from hooks.options import Given
 
-    Operation = Union[update_container.Operation, "MountedLibraries"]
-
+CREATE_SYMLINKS = "create-symlinks"
+UPDATE_LDCACHE = "update-ldcache"
+ENABLE_CUDA_COMPAT = "enable-cuda-compat"
+CHMOD = "chmod"
+# Hook → its options that have a value.
+OPTIONS: dict[str, tuple[str, ...]] = {
+    CREATE_SYMLINKS: ("link",),
+    ENABLE_CUDA_COMPAT: (
+        "host-driver-version",
+        "host-cuda-version",
+        "cuda-compat-container-root",
+    ),
+    UPDATE_LDCACHE: ("folder", "ldconfig-path"),
+    "disable-device-node-modification": (),
+    "update-application-profile": (),
+    CHMOD: ("mode", "path"),
+    "noop": (),
+}
 MAX_NAMES = 100_000
 
 
-def plan(name: str, arguments: Sequence[str]) -> list[Operation]:
-    """Return the operations of the hook *name*, one of `entry.CLASSIC`; raise RequestError.
+def read(name: str, arguments: Sequence[str]) -> Given:
+    """Return the options in *arguments* of the hook *name*; raise RequestError.
 
     create-symlinks --link TARGET::LINK…
     update-ldcache [--ldconfig-path PATH] --folder FOLDER…    (no ldconfig is run)
+    enable-cuda-compat [--host-driver-version V] [--host-cuda-version V]
+                       [--cuda-compat-container-root DIRECTORY]
     disable-device-node-modification
+    update-application-profile
+    chmod --mode OCTAL --path PATH…
+    noop
+
+    A list may also be one value with commas.
     """
-    folders: list[str] = []
-    links: list[str] = []
-    words = iter(arguments)
-    for word in words:
-        option, equals, value = word.partition("=")
-        if not equals:
-            value = next(words, "")
-        if name == "create-symlinks" and option == "--link":
-            links += ["--link", value]
-        elif name == "update-ldcache" and option == "--folder":
-            folders.append(value)
-        elif name != "update-ldcache" or option != "--ldconfig-path":
-            raise RequestError(
-                f'{name}: "{word}" is no option',
-                'write the CDI spec again with "gpuruntime cdi generate"',
-            )
-    if name == "update-ldcache":
-        return [MountedLibraries(tuple(dict.fromkeys(folders)))]
-    if name == "create-symlinks":
-        return [*update_container.plan(links)]
-    return [MaskParams()]
+    return parse(name, arguments, OPTIONS[name])
+
+
+def plan(name: str, given: Given) -> list[Operation]:
+    """Return the operations of the hook *name*, one of `OPTIONS`; raise RequestError."""
+    if name == CREATE_SYMLINKS:
+        return [_link(value) for value in dict.fromkeys(_list(given, "link"))]
+    if name == UPDATE_LDCACHE:
+        return _update_ldcache(given)
+    if name == ENABLE_CUDA_COMPAT:
+        return _enable_cuda_compat(given)
+    if name == CHMOD:
+        return _chmod(given)
+    if name == "disable-device-node-modification":
+        return [MaskParams()]
+    return [ApplicationProfile()] if name == "update-application-profile" else []
+
+
+def _list(given: Given, name: str) -> list[str]:
+    return [part for value in given.get(name, ()) for part in value.split(",")]
+
+
+def _link(value: str) -> Link:
+    target, separator, path = value.partition("::")
+    path = path if path.startswith("/") else f"/{path}"
+    # The target is text for the container alone: nobody here looks up where it leads.
+    is_text = 0 < len(target) <= MAX_PATH_CHARS and LINK_PATH.issuperset(target)
+    if not (separator and is_text and is_clean(path, LINK_PATH)) or "::" in path:
+        raise refused(CREATE_SYMLINKS, value, "is not TARGET::LINK, two plain paths")
+    return Link(path, target)
+
+
+def _update_ldcache(given: Given) -> list[Operation]:
+    if not last(given, "ldconfig-path", "/sbin/ldconfig"):
+        raise refused(UPDATE_LDCACHE, "", "is no path of an ldconfig")
+    folders = list(dict.fromkeys(_list(given, "folder")))
+    for folder in folders:
+        if not is_clean(folder):
+            raise refused(UPDATE_LDCACHE, folder, "is no absolute path that is plain")
+    return [MountedLibraries(tuple(folders))]
+
+
+def _enable_cuda_compat(given: Given) -> list[Operation]:
+    driver, cuda = last(given, "host-driver-version"), last(given, "host-cuda-version")
+    if not driver and not cuda:
+        return []
+    directory = last(given, "cuda-compat-container-root", DEFAULT_ROOT)
+    if not is_clean(directory):
+        raise refused(ENABLE_CUDA_COMPAT, directory, "is no absolute path that is plain")
+    return [CudaCompat(driver, cuda, directory)]
+
+
+def _chmod(given: Given) -> list[Operation]:
+    mode, places = parse_mode(last(given, "mode")), _list(given, "path")
+    if mode is None:
+        raise refused(CHMOD, last(given, "mode"), "is no mode, which is an octal number")
+    for path in places or [""]:
+        if not is_clean(path):
+            raise refused(CHMOD, path, "is no absolute path that is plain")
+    return [Chmod(path, mode) for path in dict.fromkeys(places)]
 
 
 class MountedLibraries(Record):
@@ -74,8 +141,9 @@ class MountedLibraries(Record):
     def execute(self, root: Root, warn: Callable[[str], None]) -> None:
         """Carry it out below *root*; raise LdcacheError as `LoaderCache`."""
         entries = [entry for folder in self.folders for entry in _mounted(root, folder)]
-        if entries:
-            LoaderCache(tuple(entries)).execute(root, warn)
+        compat = CompatInUse()
+        if entries or compat.apply(root, warn):
+            LoaderCache(tuple(entries), compat).execute(root, warn)
 
 
 def _mounted(root: Root, folder: str) -> list[ldcache.Entry]:
@@ -83,8 +151,6 @@ def _mounted(root: Root, folder: str) -> list[ldcache.Entry]:
 
     The others are the image's, which its own cache has in the order that it wants.
     """
-    if not update_container.is_clean(folder):
-        raise RequestError(f'update-ldcache: "{folder}" is no absolute path')
     try:
         dirfd = root.open_directory(folder)
     except OSError:
@@ -92,8 +158,8 @@ def _mounted(root: Root, folder: str) -> list[ldcache.Entry]:
     found: dict[str, ldcache.Entry] = {}
     links = []
     try:
-        ours = _mount_id(dirfd)
-        for name in sorted(os.listdir(dirfd))[:MAX_NAMES]:
+        ours = mount_id(dirfd)
+        for name in _names(dirfd, folder):
             if not name.startswith("lib") or ".so" not in name:
                 continue
             try:
@@ -103,7 +169,7 @@ def _mounted(root: Root, folder: str) -> list[ldcache.Entry]:
                 continue
             try:
                 kind = stat.S_IFMT(os.fstat(fd).st_mode)
-                if kind == stat.S_IFREG and _mount_id(fd) != ours:
+                if kind == stat.S_IFREG and mount_id(fd) != ours:
                     entry = _entry(fd, folder, name)
                     if entry is not None:
                         found[entry.soname] = entry
@@ -116,24 +182,28 @@ def _mounted(root: Root, folder: str) -> list[ldcache.Entry]:
     named = [
         ldcache.Entry(name, f"{folder}/{name}", found[target].flags)
         for name, target in links
-        if target in found and update_container.is_clean(f"/{name}")
+        if target in found and is_clean(f"/{name}")
     ]
     return [*found.values(), *named]
+
+
+def _names(dirfd: int, folder: str) -> list[str]:
+    try:
+        return list_names(dirfd, MAX_NAMES)
+    except OSError as error:
+        raise LdcacheError(
+            f'cannot look for libraries in "{folder}" of the container: {error}',
+            "let the directory have the files of an image, and be readable",
+        ) from error
 
 
 def _entry(fd: int, folder: str, name: str) -> ldcache.Entry | None:
     with os.fdopen(reopen(fd, os.O_RDONLY), "rb") as file:
         try:
             found = elf.read(file)
-        except elf.ElfError:
+        except (elf.ElfError, OSError):
             return None
     soname = found.soname or name
-    if found.abi not in ldcache.ABI_FLAGS or not update_container.is_clean(f"/{soname}"):
+    if found.abi not in ldcache.ABI_FLAGS or not is_clean(f"/{soname}"):
         return None
     return ldcache.Entry(soname, f"{folder}/{soname}", ldcache.ABI_FLAGS[found.abi])
-
-
-def _mount_id(fd: int) -> str:
-    """Return which mount *fd* is in: bind mounts of one file system have one device number."""
-    with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as lines:
-        return next(line for line in lines if line.startswith("mnt_id:"))

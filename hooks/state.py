@@ -10,17 +10,49 @@ from __future__ import annotations
 import json
 import os
 import posixpath
+import stat
 
 from gpuruntime.errors import BundleError
 from gpuruntime.oci.bundle import Bundle
 from gpuruntime.system.paths import Root
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 MAX_STATE_BYTES = 1 << 20
+_HINT = "let an OCI runtime call this hook; it is no command for people"
+
+
+def open_state(path: str) -> int:
+    """Return a descriptor of the state in the host's file *path*, "-" for standard input.
+
+    Raises BundleError for what is no regular file.
+    """
+    if path == "-":
+        return 0
+    why = "no absolute path"
+    if _is_plain(path):
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        except OSError as error:
+            why = error.strerror or str(error)
+        else:
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                return fd
+            why = "no regular file"
+    raise BundleError(
+        f'cannot read the state in "{path}": {why}', "name a file with the OCI state, or -"
+    )
 
 
 def read_bundle(stdin: int) -> str:
     """Return the bundle's path from the state on descriptor *stdin*; raise BundleError."""
-    hint = "let an OCI runtime call this hook; it is no command for people"
+    return bundle_of(read_document(stdin))
+
+
+def read_document(stdin: int) -> dict[str, Any]:
+    """Return the state on descriptor *stdin*; raise BundleError for what is no JSON object."""
     data = b""
     while len(data) <= MAX_STATE_BYTES:
         chunk = os.read(stdin, MAX_STATE_BYTES)
@@ -28,15 +60,20 @@ def read_bundle(stdin: int) -> str:
             break
         data += chunk
     if len(data) > MAX_STATE_BYTES:
-        raise BundleError(f"the state on standard input has over {MAX_STATE_BYTES} bytes", hint)
+        raise BundleError(f"the state on standard input has over {MAX_STATE_BYTES} bytes", _HINT)
     try:
-        state = json.loads(data.decode())
+        document = json.loads(data.decode())
     except (ValueError, RecursionError) as error:
-        raise BundleError(f"the state on standard input is no JSON: {error}", hint) from error
-    bundle = state.get("bundle") if isinstance(state, dict) else None
+        raise BundleError(f"the state on standard input is no JSON: {error}", _HINT) from error
+    return document if isinstance(document, dict) else {}
+
+
+def bundle_of(document: dict[str, Any]) -> str:
+    """Return the bundle's path, also of a state before OCI 1.0; raise BundleError."""
+    bundle = document.get("bundle", document.get("bundlePath"))
     if not isinstance(bundle, str) or not _is_plain(bundle):
         raise BundleError(
-            f"the state on standard input names no bundle by an absolute path: {bundle!r}", hint
+            f"the state on standard input names no bundle by an absolute path: {bundle!r}", _HINT
         )
     return bundle
 
@@ -67,10 +104,18 @@ def _is_plain(path: str) -> bool:
     """Tell whether *path* is absolute, without `..` and NUL, and not the root itself."""
     return (
         path.startswith("/")
-        and "\0" not in path
+        and _is_of_bytes(path)
         and ".." not in path.split("/")
         and posixpath.normpath(path) not in ("/", "//")
     )
+
+
+def _is_of_bytes(path: str) -> bool:
+    """Tell whether *path*, out of JSON, is the name of anything: half a surrogate pair is none."""
+    try:
+        return b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
 
 
 def _unusable(bundle: str, why: str) -> BundleError:

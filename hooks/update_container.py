@@ -4,73 +4,88 @@
 from __future__ import annotations
 
 import posixpath
-import re
 
 from gpuruntime import ldcache
-from gpuruntime.errors import RequestError
-from gpuruntime.system.ops import DeviceLink, Link, LoaderCache, MaskParams
+from gpuruntime.system.compat import CudaCompat
+from gpuruntime.system.loader import LoaderCache
+from gpuruntime.system.names import LINK_PATH, is_clean, is_clean_name
+from gpuruntime.system.ops import ApplicationProfile, Chmod, DeviceLink, Link, MaskParams
+from hooks.options import last, parse, parse_mode, refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Union
 
-    Operation = Union[Link, LoaderCache, MaskParams]
+    from gpuruntime.system.ops import Operation
+    from hooks.options import Given
 
 NAME = "update-container"
-# Nothing else reaches ld.so.conf, a link or the cache.
-_PATH = re.compile(r"(?:/[A-Za-z0-9_.+~@-]+)+\Z")
-# The by-path names of device nodes have colons, which separate directories in ld.so.conf.
-_LINK_PATH = re.compile(r"(?:/[A-Za-z0-9_.+~@:-]+)+\Z")
-_FILE_NAME = re.compile(r"[A-Za-z0-9_.+~@-]+\Z")
-_TARGET = re.compile(r"(?:\.\./)*((?:[A-Za-z0-9_.+~@-]+/)*[A-Za-z0-9_.+~@-]+)\Z")
+_VALUES = frozenset(
+    ("chmod", "cuda-compat", "device-link", "ldconfig-mode", "ldconfig-path", "library", "link")
+)
+_SWITCHES = frozenset(("application-profile", "mask-params"))
+MERGE, HOST, NONE = _MODES = ("merge", "host", "none")
+DEFAULT_LDCONFIG = "/sbin/ldconfig"
+_MAX_VERSION_CHARS = 40
 
 
-def plan(arguments: Sequence[str]) -> list[Operation]:
-    """Return the operations that *arguments* ask for; raise RequestError.
+def read(arguments: Sequence[str]) -> Given:
+    """Return the options in *arguments*; raise RequestError.
 
     --link TARGET::LINK            make LINK a link to TARGET
     --device-link TARGET::LINK     the same, if there is a TARGET
+    --cuda-compat VERSION          prefer the image's CUDA where it is right for this driver
     --library SONAME::PATH::ABI    let the loader find SONAME at PATH
+    --ldconfig-mode MODE           "merge"; "host" to run that ldconfig where the image's cache
+                                   cannot be merged with; "none": leave the loader's files alone
+    --ldconfig-path PATH           the ldconfig of the host, /sbin/ldconfig by default
     --mask-params                  hide that the driver may make device nodes
+    --application-profile          tell the driver's libraries which GPUs there are
+    --chmod MODE::PATH             change the permissions of PATH, if it is there
     """
-    links: list[Link] = []
-    entries: list[ldcache.Entry] = []
-    mask: list[MaskParams] = []
-    words = iter(arguments)
-    for word in words:
-        name, equals, value = word.partition("=")
-        if name == "--mask-params" and not equals:
-            mask = [MaskParams()]
-            continue
-        if name not in ("--link", "--device-link", "--library"):
-            raise _refused(word, "is no option")
-        if not equals:
-            value = next(words, "")
-        if name == "--link":
-            links.append(_link(value, Link))
-        elif name == "--device-link":
-            links.append(_link(value, DeviceLink))
-        else:
-            entries.append(_entry(value))
+    return parse(NAME, arguments, _VALUES, _SWITCHES)
+
+
+def plan(given: Given) -> list[Operation]:
+    """Return the operations that *given* options ask for, in their order; raise RequestError."""
+    links = [_link(value, Link) for value in given.get("link", ())]
+    links += [_link(value, DeviceLink) for value in given.get("device-link", ())]
+    operations: list[Operation] = [*dict.fromkeys(links)]
+    entries = [_entry(value) for value in given.get("library", ())]
     entries += _linked_entries(links, entries)
-    cache = [LoaderCache(tuple(entries))] if entries else []
-    return [*dict.fromkeys(links), *cache, *mask]
+    compat = _compat(given)
+    mode = last(given, "ldconfig-mode", MERGE)
+    if mode not in _MODES:
+        raise refused(NAME, mode, f"is none of {', '.join(_MODES)}")
+    if mode != NONE:
+        if entries:
+            ldconfig = last(given, "ldconfig-path", DEFAULT_LDCONFIG) if mode == HOST else ""
+            operations.append(LoaderCache(tuple(entries), compat, ldconfig))
+        elif compat:
+            operations.append(compat)
+    if "mask-params" in given:
+        operations.append(MaskParams())
+    if "application-profile" in given:
+        operations.append(ApplicationProfile())
+    operations += [_chmod(value) for value in given.get("chmod", ())]
+    return operations
 
 
 def _link(value: str, kind: type[Link]) -> Link:
     target, _, path = value.partition("::")
-    found = _TARGET.match(target)
-    if not found or not is_clean(f"/{found[1]}") or not is_clean(path, _LINK_PATH):
-        raise _refused(value, "is not TARGET::LINK, a relative and an absolute path")
+    below = target
+    while below.startswith("../"):
+        below = below[len("../") :]
+    if not is_clean(f"/{below}") or not is_clean(path, LINK_PATH) or "::" in path:
+        raise refused(NAME, value, "is not TARGET::LINK, a relative and an absolute path")
     return kind(path, target)
 
 
 def _entry(value: str) -> ldcache.Entry:
     soname, _, rest = value.partition("::")
     path, _, abi = rest.partition("::")
-    if not _FILE_NAME.match(soname) or not is_clean(path) or abi not in ldcache.ABI_FLAGS:
-        raise _refused(value, "is not SONAME::PATH::ABI")
+    if not is_clean_name(soname) or not is_clean(path) or abi not in ldcache.ABI_FLAGS:
+        raise refused(NAME, value, "is not SONAME::PATH::ABI")
     # The SONAME link, not the file: then a later ldconfig comes to the same result.
     return ldcache.Entry(soname, f"{posixpath.dirname(path)}/{soname}", ldcache.ABI_FLAGS[abi])
 
@@ -86,12 +101,19 @@ def _linked_entries(links: list[Link], entries: list[ldcache.Entry]) -> list[ldc
     return found
 
 
-def is_clean(path: str, pattern: re.Pattern[str] = _PATH) -> bool:
-    """Tell whether *path* is absolute, and of names that nothing in its way takes for more."""
-    return pattern.match(path) is not None and not {".", ".."} & set(path.split("/"))
+def _compat(given: Given) -> CudaCompat | None:
+    version = last(given, "cuda-compat")
+    if not version:
+        return None
+    numbers = version.split(".")
+    if len(version) > _MAX_VERSION_CHARS or not all(n.isascii() and n.isdigit() for n in numbers):
+        raise refused(NAME, version, "is no version of a driver")
+    return CudaCompat(version)
 
 
-def _refused(value: str, why: str) -> RequestError:
-    return RequestError(
-        f'{NAME}: "{value}" {why}', 'write the CDI spec again with "gpuruntime cdi generate"'
-    )
+def _chmod(value: str) -> Chmod:
+    text, _, path = value.partition("::")
+    mode = parse_mode(text)
+    if mode is None or not is_clean(path):
+        raise refused(NAME, value, "is not MODE::PATH, an octal number and an absolute path")
+    return Chmod(path, mode)

@@ -26,6 +26,7 @@ TIERS = ("unit", "property", "conformance", *PRIVILEGED)
 OUTCOMES = {"passed": "passed", "failed": "failed", "error": "failed", "skipped": "skipped"}
 
 pytest.register_assert_rewrite("containers.seen", "containers.labspec")
+pytest_plugins = ("catalogue",)
 tier_by_test: dict[str, str] = {}
 
 

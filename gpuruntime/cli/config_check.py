@@ -17,6 +17,7 @@ from gpuruntime.options import Option
 MAX_NEAREST = 50
 LDCONFIG = "nvidia-container-cli.ldconfig"
 LDCONFIG_FEATURE = "features.allow-ldconfig-from-container"
+_ABSOLUTE = ("nvidia-container-cli.root", f"{settings.RUNTIME}.modes.cdi.spec-dirs")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,11 +68,17 @@ def sentence(finding: Finding) -> str:
 def _check_value(option: Option, path: tuple[str, ...], value: Any) -> list[Finding]:  # noqa: ANN401
     """Return what is to be said of *value*, which the file has for *option*."""
     key, kind = option.key, options.KINDS[option.kind]
+    if option.kind == "list" and isinstance(value, list) and "" in value:
+        return [Finding("error", path, f'"{key}" has an empty string', "take it out")]
     if not _fits(option, value):
         return [Finding("error", path, f'"{key}" is not {kind}', f"give {kind}")]
     if key.endswith(".runtimes") and not value:
         hint = 'name a runtime, as in ["runc"]'
         return [Finding("error", path, f'"{key}" is empty', hint)]
+    paths = value if isinstance(value, list) else [value]
+    if key in _ABSOLUTE and any(item and not item.startswith("/") for item in paths):
+        # It would be looked for below whatever directory the engine is in.
+        return [Finding("error", path, f'"{key}" is no absolute path', "begin it with /")]
     if key.endswith(".default-kind"):
         vendor, cls = names.split_kind(value)
         try:
@@ -97,7 +104,7 @@ def _fits(option: Option, value: object) -> bool:
         return type(value) is int and 0 < value < 10**9
     if option.kind == "string":
         return isinstance(value, str)
-    return isinstance(value, list) and all(isinstance(item, str) and item for item in value)
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def _check_choices(option: Option, path: tuple[str, ...], value: Any) -> list[Finding]:  # noqa: ANN401
@@ -106,6 +113,9 @@ def _check_choices(option: Option, path: tuple[str, ...], value: Any) -> list[Fi
     if key == "supported-driver-capabilities":
         choices = (*options.CAPABILITIES, "all", "")
         value = [word.strip() for word in value.split(",")]
+    if key.endswith(".log-level"):
+        # As the incumbent reads it: in any case.
+        value = value.lower()
     words = value if isinstance(value, list) else [value]
     others = [word for word in words if word not in choices] if choices else []
     if not others:
@@ -130,4 +140,5 @@ def _check_ldconfig(values: Mapping[str, Any]) -> list[Finding]:
     if value.startswith("@") or values.get(LDCONFIG_FEATURE):
         return []
     what = f'"{LDCONFIG}" is "{value}": invalid config value: not a path of the host'
-    return [Finding("error", tuple(LDCONFIG.split(".")), what, f'write "@{value}"')]
+    hint = f'write "@{value or "/sbin/ldconfig"}"'
+    return [Finding("error", tuple(LDCONFIG.split(".")), what, hint)]

@@ -30,13 +30,16 @@ GPU, LEFT_OUT, REMOVED = "gpu", "left out", "removed"
 # Option of our hook's command line, or the name of one of the incumbent's → what it is for.
 _HOOK_STEPS = {
     "--link": "makes links to the driver's files",
+    "--cuda-compat": "lets newer CUDA libraries of the image count",
     "--library": "enters the libraries into the loader's cache",
     "--mask-params": "hides that the driver may make device nodes",
+    "--application-profile": "tells the driver's libraries which GPUs there are",
+    "--chmod": "lets everybody into the directories of nodes",
     plan.LINKS: "makes links to the driver's files",
     plan.COMPAT: "lets newer CUDA libraries of the image count",
     plan.LDCACHE: "enters the libraries into the loader's cache",
     plan.PARAMS: "hides that the driver may make device nodes",
-    plan.PROFILE: "changes the driver's application profile",
+    plan.PROFILE: "tells the driver's libraries which GPUs there are",
     plan.CHMOD: "lets everybody into the directories of nodes",
     "prestart": "mounts the driver's files, in the mode legacy",
 }

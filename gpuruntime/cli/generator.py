@@ -153,7 +153,7 @@ _OPTIONS = (
         "--ldconfig-path",
         default="",
         envvar=_twins("LDCONFIG_PATH", "CDI_GENERATE_LDCONFIG_PATH"),
-        help="ldconfig of the host, for a hook that runs it; ours does not.",
+        help="ldconfig of the host, for hooks that run it.",
     ),
     click.option(
         *("--disable-hook", "--disable-hooks", "disabled_hooks"),

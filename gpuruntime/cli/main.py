@@ -16,7 +16,11 @@ from gpuruntime.errors import GpuRuntimeError
 COMMANDS = {
     "cdi": ("gpuruntime.cli.cdi", "cdi", "Work with Container Device Interface specs."),
     "driver": ("gpuruntime.cli.driver", "driver", "Show the driver that is installed here."),
+    "doctor": ("gpuruntime.cli.doctor", "doctor", "Say what is wrong with this host."),
     "explain": ("gpuruntime.cli.explain", "explain", "Say what a container would get, and why."),
+    "info": ("gpuruntime.cli.info", "info", "Print what a bug report needs."),
+    "runtime": ("gpuruntime.cli.runtime", "runtime", "Make container engines know our runtime."),
+    "system": ("gpuruntime.cli.system", "system", "Prepare the host: device nodes and links."),
     "config": ("gpuruntime.cli.config", "config", "Show, change, check and compile config.toml."),
 }
 

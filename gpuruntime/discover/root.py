@@ -61,7 +61,10 @@ class DriverRoot:
 
     def __init__(self, path: str) -> None:
         """Open *path*; raise DiscoveryError if it is no directory, or another user's."""
-        hint = 'name the directory where the driver is installed with "--driver-root"'
+        hint = (
+            'name the directory where the driver is installed with "--driver-root", or as '
+            '"nvidia-container-cli.root" in config.toml'
+        )
         try:
             self.path = os.path.realpath(path)
             if not self.path.isprintable():
@@ -80,6 +83,12 @@ class DriverRoot:
         self._elves: dict[str, elf.Elf] = {}
         self._is_safe: dict[str, bool] = {}
         self._host: DriverRoot | None = None
+
+    def __del__(self) -> None:
+        """Close the root: nobody else has it, and there may be many in one process."""
+        root = getattr(self, "root", None)
+        if root is not None:
+            root.close()
 
     @property
     def host(self) -> DriverRoot:

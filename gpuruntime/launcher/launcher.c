@@ -33,7 +33,7 @@
 
 #define LIBRARY "import sys;sys.path.append(\"" LIBDIR "\");"
 #define SHIM_CODE LIBRARY "from gpuruntime.shim import main;main(\"" CLI_PYTHON "\")"
-#define HOOK_CODE LIBRARY "from hooks.entry import main;main()"
+#define HOOK_CODE LIBRARY "from hooks.entry import main;main(\"" CLI_PYTHON "\")"
 
 /* Writable pointers that launch() needs in front of argv[0]: Python's own
  * arguments go there, so an argument list of any length costs no copy. */

@@ -49,6 +49,14 @@ _LISTS: dict[str, tuple[str, ...]] = {
     "linux.resources": ("devices",),
     "hooks": _OBJECTS["hooks"],
 }
+# What we read of the objects in those lists, and of process.capabilities.
+_READ = frozenset(
+    {
+        *("access", "allow", "args", "bounding", "destination", "env", "fileMode", "gid"),
+        *("major", "minor", "options", "path", "source", "timeout", "type", "uid"),
+    }
+)
+_SPELLED = {name.casefold(): name for name in _READ}
 
 
 class Bundle:
@@ -74,6 +82,12 @@ class Bundle:
                 raise self._unreadable("not a regular file")
             self.data = self._read(fd)
         finally:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        """Close the directory, of which nobody else has the descriptor."""
+        fd = getattr(self, "_dirfd", None)
+        if fd is not None:
             os.close(fd)
 
     def _unreadable(self, why: str) -> BundleError:
@@ -227,18 +241,41 @@ def _shape_doubts(config: OciConfig) -> list[str]:
         if not isinstance(value, dict):
             doubts.append(f"{where} is not an object")
             continue
-        spelled = {name.lower(): name for name in known}
+        spelled = {name.casefold(): name for name in known}
+        # Go takes a long s and the sign of kelvin for letters, too.
         doubts += [
-            f'member "{key}" is a misspelled "{spelled[key.lower()]}"'
+            f'member "{key}" is a misspelled "{spelled[key.casefold()]}"'
             for key in value
-            if key not in known and key.lower() in spelled
+            if key not in known and key.casefold() in spelled
         ]
         doubts += [
             f"{where or 'config'}.{name} is not a list of objects"
             for name in _LISTS.get(where, ())
             if not _is_list_of_objects(value.get(name))
         ]
-    return doubts or _value_doubts(config)
+    return doubts or _item_doubts(config) or _value_doubts(config)
+
+
+def _item_doubts(config: OciConfig) -> list[str]:
+    """Return what is misspelled in the objects that we read, where the lists are right."""
+    document: dict[str, Any] = config
+    linux = document.get("linux") or {}
+    hooks = document.get("hooks") or {}
+    lists = [
+        *(document.get("mounts"), linux.get("devices"), linux.get("namespaces")),
+        (linux.get("resources") or {}).get("devices"),
+        *(hooks.get(name) for name in _OBJECTS["hooks"]),
+    ]
+    objects = [item for items in lists for item in items or ()]
+    capabilities = (document.get("process") or {}).get("capabilities")
+    if isinstance(capabilities, dict):
+        objects.append(capabilities)
+    return [
+        f'member "{key}" is a misspelled "{_SPELLED[key.casefold()]}"'
+        for item in objects
+        for key in item
+        if key not in _READ and key.casefold() in _SPELLED
+    ]
 
 
 def _value_doubts(config: OciConfig) -> list[str]:

@@ -9,16 +9,29 @@ resolution is used by its descriptor; the string is never looked up a second tim
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
+import struct
 import time
 
 from gpuruntime.system import syscalls
 from gpuruntime.system.syscalls import SyscallError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 MAX_LINKS = 40
 MAX_TRIES = 128
+_TEMPORARY = ".gpuruntime."
+# What the temporary name meets where it is not ours alone, or too long.
+_TAKEN = (
+    *(errno.EEXIST, errno.ENOENT, errno.EISDIR, errno.EPERM, errno.EAGAIN, errno.ENAMETOOLONG),
+)
 _O_PATH = os.O_PATH | os.O_CLOEXEC
+_FLAGS_OF_INODE = 0x80086601  # FS_IOC_GETFLAGS
+_APPEND_ONLY = 0x20
 _O_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -47,7 +60,7 @@ class Root:
         if "\0" in path:
             raise SyscallError(errno.EINVAL, "a path with a NUL byte")
         if not self._has_openat2:
-            return self._walk(path)
+            return self._walk(path)[0]
         flags = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_MAGICLINKS
         for _ in range(MAX_TRIES):
             try:
@@ -56,17 +69,27 @@ class Root:
                 # EPERM is what an old seccomp profile answers instead of ENOSYS.
                 if error.errno in (errno.ENOSYS, errno.EPERM):
                     self._has_openat2 = False
-                    return self._walk(path)
+                    return self._walk(path)[0]
                 if error.errno != errno.EAGAIN:
                     raise
             time.sleep(0.0005)
         raise SyscallError(errno.EAGAIN, f'openat2("{path}")')
 
-    def _walk(self, path: str) -> int:
-        """Resolve *path* one component at a time, as openat2 would."""
+    def resolve(self, path: str) -> tuple[int, str]:
+        """Return a descriptor as `open_path` does, and the path without links that led there.
+
+        The text is for others to read; to look it up again would be another resolution.
+        """
+        if "\0" in path:
+            raise SyscallError(errno.EINVAL, "a path with a NUL byte")
+        return self._walk(path)
+
+    def _walk(self, path: str) -> tuple[int, str]:
+        """Resolve *path* one component at a time, as openat2 would; also return where it led."""
         todo = [part for part in path.split("/") if part][::-1]
         must_be_directory = path.endswith(("/", "/."))
         stack = [os.dup(self.fd)]
+        names: list[str] = []
         links = 0
         try:
             while todo:
@@ -78,10 +101,12 @@ class Root:
                     _require_directory(stack[-1])
                     if len(stack) > 1:
                         os.close(stack.pop())
+                        names.pop()
                     continue
                 fd = os.open(part, _O_PATH | os.O_NOFOLLOW, dir_fd=stack[-1])
                 if not stat.S_ISLNK(os.fstat(fd).st_mode):
                     stack.append(fd)
+                    names.append(part)
                     continue
                 try:
                     target = os.readlink("", dir_fd=fd)
@@ -91,6 +116,7 @@ class Root:
                 if links > MAX_LINKS:
                     raise SyscallError(errno.ELOOP, f'walk("{path}")')
                 if target.startswith("/"):
+                    names.clear()
                     while len(stack) > 1:
                         os.close(stack.pop())
                 if target.endswith("/"):
@@ -98,13 +124,21 @@ class Root:
                 todo += [p for p in target.split("/") if p][::-1]
             if must_be_directory:
                 _require_directory(stack[-1])
-            return stack.pop()
+            return stack.pop(), "/" + "/".join(names)
         finally:
             for fd in stack:
                 os.close(fd)
 
-    def open_directory(self, path: str, *, create: bool = False) -> int:
-        """Return a descriptor of the directory *path*, made with its parents (0755) if *create*.
+    def exists(self, path: str) -> bool:
+        """Tell whether *path* leads to anything."""
+        try:
+            os.close(self.open_path(path))
+        except OSError:
+            return False
+        return True
+
+    def open_directory(self, path: str, *, create: bool = False, mode: int = 0o755) -> int:
+        """Return a descriptor of the directory *path*, made with its parents if *create*.
 
         The descriptor can be listed, and be the dirfd of the *at calls. Raises OSError.
         """
@@ -114,21 +148,21 @@ class Root:
             # Not FileNotFoundError: a SyscallError is none.
             if error.errno != errno.ENOENT or not create:
                 raise
-            fd = self._create_directory(path)
+            fd = self._create_directory(path, mode)
         try:
             return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
         finally:
             os.close(fd)
 
-    def _create_directory(self, path: str) -> int:
+    def _create_directory(self, path: str, mode: int) -> int:
         """Make what is missing of *path* and return an O_PATH descriptor of it."""
         parent, _, name = path.strip("/").rpartition("/")
         if name in ("", ".", ".."):
             raise SyscallError(errno.EINVAL, f'mkdir("{path}")')
-        parent_fd = self.open_directory(parent, create=True)
+        parent_fd = self.open_directory(parent, create=True, mode=mode)
         try:
             try:
-                os.mkdir(name, 0o755, dir_fd=parent_fd)
+                os.mkdir(name, mode, dir_fd=parent_fd)
             except FileExistsError:
                 # Somebody else made it, or a dangling link stands there; the next open tells.
                 pass
@@ -179,16 +213,58 @@ def read_regular(fd: int, name: str, max_bytes: int) -> bytes:
     raise SyscallError(errno.EFBIG, f'read("{name}")')
 
 
+def list_names(dirfd: int, limit: int) -> list[str]:
+    """Return the names in the directory *dirfd*, sorted; raise OSError for more than *limit*."""
+    names = []
+    with os.scandir(dirfd) as entries:
+        for entry in entries:
+            names.append(entry.name)
+            if len(names) > limit:
+                raise SyscallError(errno.EOVERFLOW, f"a directory of over {limit} names")
+    return sorted(names)
+
+
+def file_content(dirfd: int, name: str, max_bytes: int) -> bytes | None:
+    """Return what the regular file *name* in *dirfd* holds, None if it is none, or has more."""
+    try:
+        fd = os.open(name, _O_PATH | os.O_NOFOLLOW, dir_fd=dirfd)
+    except OSError:
+        return None
+    try:
+        return read_regular(fd, name, max_bytes)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def change_mode(fd: int, mode: int) -> None:
+    """Set the permissions of what *fd* (O_PATH) stands for; chmod(2)."""
+    os.chmod(f"/proc/self/fd/{fd}", mode)
+
+
+def _require_removable(dirfd: int) -> None:
+    """Raise OSError where a new name could be neither renamed nor taken away again."""
+    flags = bytearray(8)
+    try:
+        fcntl.ioctl(dirfd, _FLAGS_OF_INODE, flags)
+    except OSError:
+        # A file system without such flags.
+        return
+    if struct.unpack_from("I", flags)[0] & _APPEND_ONLY:
+        raise SyscallError(errno.EPERM, "a new name in a directory that is append-only")
+
+
 def replace_file(dirfd: int, name: str, data: bytes, mode: int) -> None:
-    """Put a new file *name* with *data* into *dirfd*: created under a random name, then renamed.
+    """Put a new file *name* with *data* into *dirfd*: created under another name, then renamed.
 
     What stands there, link or file, is replaced and never written through. Raises OSError, with
     nothing left behind.
     """
-    temporary = f".gpuruntime.{os.urandom(8).hex()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(temporary, flags, 0o600, dir_fd=dirfd)
-    try:
+
+    def put(temporary: str) -> tuple[int, int]:
+        fd = os.open(temporary, flags, 0o600, dir_fd=dirfd)
         try:
             view = memoryview(data)
             while view:
@@ -196,12 +272,11 @@ def replace_file(dirfd: int, name: str, data: bytes, mode: int) -> None:
             os.fchmod(fd, mode)
             # Without it a power cut can leave an empty cache beside our drop-in.
             os.fsync(fd)
+            return _identity(os.fstat(fd))
         finally:
             os.close(fd)
-        os.rename(temporary, name, src_dir_fd=dirfd, dst_dir_fd=dirfd)
-    except BaseException:
-        os.unlink(temporary, dir_fd=dirfd)
-        raise
+
+    _replace(dirfd, name, put)
 
 
 def replace_link(dirfd: int, name: str, target: str) -> bool:
@@ -216,11 +291,58 @@ def replace_link(dirfd: int, name: str, target: str) -> bool:
         # Not there, or no link.
         if error.errno not in (errno.ENOENT, errno.EINVAL):
             raise
-    temporary = f".gpuruntime.{os.urandom(8).hex()}"
-    os.symlink(target, temporary, dir_fd=dirfd)
-    try:
-        os.rename(temporary, name, src_dir_fd=dirfd, dst_dir_fd=dirfd)
-    except BaseException:
-        os.unlink(temporary, dir_fd=dirfd)
-        raise
+
+    def put(temporary: str) -> tuple[int, int]:
+        os.symlink(target, temporary, dir_fd=dirfd)
+        return _identity(os.stat(temporary, dir_fd=dirfd, follow_symlinks=False))
+
+    _replace(dirfd, name, put)
     return True
+
+
+def _replace(dirfd: int, name: str, put: Callable[[str], tuple[int, int]]) -> None:
+    """Rename over *name* what *put* makes under another name; raise OSError, nothing left behind.
+
+    The other name is the same each time: what a hook that was killed has left there, the next one
+    takes away. Where another hook is at it, or a directory has the name, it is a random one.
+    """
+    _require_removable(dirfd)
+    temporary = f"{_TEMPORARY}{name}"
+    try:
+        _remove_name(dirfd, temporary)
+        _put_and_rename(dirfd, temporary, name, put)
+    except OSError as error:
+        if error.errno not in _TAKEN:
+            raise
+        _put_and_rename(dirfd, f"{_TEMPORARY}{os.urandom(8).hex()}", name, put)
+
+
+def _put_and_rename(
+    dirfd: int, temporary: str, name: str, put: Callable[[str], tuple[int, int]]
+) -> None:
+    try:
+        made = put(temporary)
+        _require_same(dirfd, temporary, made)
+        os.rename(temporary, name, src_dir_fd=dirfd, dst_dir_fd=dirfd)
+    except FileExistsError:
+        # Not ours.
+        raise
+    except BaseException:
+        _remove_name(dirfd, temporary)
+        raise
+
+
+def _require_same(dirfd: int, name: str, made: tuple[int, int]) -> None:
+    if _identity(os.stat(name, dir_fd=dirfd, follow_symlinks=False)) != made:
+        raise SyscallError(errno.EAGAIN, f'rename("{name}"), which somebody exchanged')
+
+
+def _remove_name(dirfd: int, name: str) -> None:
+    try:
+        os.unlink(name, dir_fd=dirfd)
+    except FileNotFoundError:
+        pass
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino

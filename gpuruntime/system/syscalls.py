@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 AT_FDCWD = -100
 AT_EMPTY_PATH = 0x1000
+AT_RECURSIVE = 0x8000
 OPEN_TREE_CLONE = 1
 OPEN_TREE_CLOEXEC = os.O_CLOEXEC
 MOVE_MOUNT_F_EMPTY_PATH = 0x04
@@ -25,6 +26,13 @@ MOUNT_ATTR_RDONLY = 0x01
 MOUNT_ATTR_NOSUID = 0x02
 MOUNT_ATTR_NODEV = 0x04
 MOUNT_ATTR_NOEXEC = 0x08
+MS_RDONLY = 0x01
+MS_NOSUID = 0x02
+MS_NODEV = 0x04
+MS_NOEXEC = 0x08
+MS_REMOUNT = 0x20
+MS_BIND = 0x1000
+MS_REC = 0x4000
 MS_PRIVATE = 1 << 18
 MS_SLAVE = 1 << 19
 FSOPEN_CLOEXEC = 1
@@ -35,6 +43,14 @@ RESOLVE_NO_MAGICLINKS = 0x02
 RESOLVE_IN_ROOT = 0x10
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
+PR_CAPBSET_DROP = 24
+PR_SET_NO_NEW_PRIVS = 38
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+_CAPABILITY_VERSION = 0x20080522
 MNT_DETACH = 2
 
 # Above 423 the numbers are the same on every architecture.
@@ -52,6 +68,7 @@ _NR = {
 _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
+_libc.mount.argtypes = [ctypes.c_char_p] * 3 + [ctypes.c_ulong, ctypes.c_char_p]
 _libc.umount2.argtypes = [ctypes.c_char_p, ctypes.c_int]
 _libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 
@@ -121,10 +138,12 @@ def move_mount(from_fd: int, to_fd: int) -> None:
     _call("move_mount", from_fd, b"", to_fd, b"", flags)
 
 
-def mount_setattr(fd: int, attributes: int, propagation: int = MS_PRIVATE) -> None:
+def mount_setattr(
+    fd: int, attributes: int, propagation: int = MS_PRIVATE, flags: int = AT_EMPTY_PATH
+) -> None:
     """Set MOUNT_ATTR_* *attributes* on the mount *fd*; mount_setattr(2)."""
     attr = _MountAttr(attributes, 0, propagation, 0)
-    _call("mount_setattr", fd, b"", AT_EMPTY_PATH, ctypes.byref(attr), ctypes.sizeof(attr))
+    _call("mount_setattr", fd, b"", flags, ctypes.byref(attr), ctypes.sizeof(attr))
 
 
 def new_tmpfs(size_bytes: int, attributes: int) -> int:
@@ -137,6 +156,13 @@ def new_tmpfs(size_bytes: int, attributes: int) -> int:
         return _call("fsmount", context, FSMOUNT_CLOEXEC, attributes)
     finally:
         os.close(context)
+
+
+def mount(source: str, target_fd: int, kind: str, flags: int, data: str = "") -> None:
+    """Mount on what *target_fd* stands for; mount(2), for kernels without the calls above."""
+    target = b"/proc/self/fd/%d" % target_fd
+    if _libc.mount(_c_string(source), target, _c_string(kind), flags, _c_string(data)) != 0:
+        raise SyscallError(ctypes.get_errno(), f"mount({source}, {target_fd}, {kind}, {flags:#x})")
 
 
 def umount_detached(fd: int) -> None:
@@ -165,3 +191,31 @@ def set_undumpable() -> None:
     """Forbid others of our uid to look into this process; prctl(2), PR_SET_DUMPABLE."""
     if _libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
         raise SyscallError(ctypes.get_errno(), "prctl(PR_SET_DUMPABLE, 0)")
+
+
+def unshare(flags: int) -> None:
+    """Give this process namespaces of its own, those of CLONE_NEW* *flags*; unshare(2)."""
+    if _libc.unshare(flags) != 0:
+        raise SyscallError(ctypes.get_errno(), f"unshare({flags:#x})")
+
+
+def setns(fd: int, kind: int) -> None:
+    """Enter the namespace *fd*, which is of the CLONE_NEW* *kind*; setns(2)."""
+    if _libc.setns(fd, kind) != 0:
+        raise SyscallError(ctypes.get_errno(), f"setns({kind:#x})")
+
+
+def drop_privileges() -> None:
+    """Give up every capability, also for programs that are executed; capset(2), prctl(2)."""
+    capability = 0
+    while _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
+        capability += 1
+    # The kernel has no more of them.
+    if ctypes.get_errno() != errno.EINVAL:
+        raise SyscallError(ctypes.get_errno(), f"prctl(PR_CAPBSET_DROP, {capability})")
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+    none = (ctypes.c_uint32 * 6)()
+    if _libc.capset(header, none) != 0:
+        raise SyscallError(ctypes.get_errno(), "capset(none)")
+    if _libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        raise SyscallError(ctypes.get_errno(), "prctl(PR_SET_NO_NEW_PRIVS, 1)")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import image
 import machine
@@ -119,16 +119,23 @@ def legacy() -> dict[str, Any]:
     return found
 
 
+class DefaultDocker(Docker):
+    """A dockerd whose default runtime is ours."""
+
+    settings: ClassVar[dict[str, Any]] = {**Docker.settings, "default-runtime": "gpuruntime"}
+
+
 def docker() -> dict[str, Any]:
     """Use dockerd with `docker run --runtime`: all that one daemon can show."""
     # It has `--gpus` only if this is on its PATH when it starts.
     hook = recorder(Path("/usr/bin/nvidia-container-runtime-hook"))
-    engine = Docker(WORK)
+    engine = DefaultDocker(WORK)
     with engine.started():
         found = go_all(engine, DOCKER)
         with host_of(Way(None, None, config={**LEGACY, HOOK_PATH: str(hook)})):
             found["legacy"] = {"output": engine.run("1,3"), "calls": recorded(hook)}
         found["gpus"] = {name: gpus_option(engine, hook, name) for name in ("auto", "legacy")}
+        found["our hook"] = our_hook(engine, hook, found)
         found["refused"] = refused(engine, found)
         found["life"] = life(engine, found)
     return found
@@ -140,6 +147,26 @@ def gpus_option(engine: Docker, hook: Path, mode: str) -> dict[str, Any]:
     with host_of(Way(None, None, config={MODE: mode})):
         output = engine.client("run", "--rm", *words, image.NAME, *image.LOOK).stdout
     return {"output": output, "calls": recorded(hook)}
+
+
+def our_hook(engine: Docker, hook: Path, found: dict[str, Any]) -> dict[str, Any]:
+    """Run containers with docker's own way, where *hook*, which docker looks for, is ours.
+
+    By docker's default runtime, which is ours in the legacy mode, and by runc.
+    """
+    hook.unlink()
+    hook.symlink_to(BIN / "gpu-container-runtime-hook")
+    answers = {}
+    with nothing_left(found), host_of(Way(None, None, config=LEGACY)):
+        for name, runtime in (("default", ()), ("runc", ("--runtime=runc",))):
+            words = ["--rm", "--network=none", *runtime, "--gpus", '"device=1,3"', image.NAME]
+            done = engine.client("run", *words, *image.LOOK, check=False)
+            answers[name] = {
+                "status": done.returncode,
+                "stdout": done.stdout,
+                "stderr": done.stderr,
+            }
+    return answers
 
 
 def refused(engine: Docker, found: dict[str, Any]) -> dict[str, Any]:

@@ -69,6 +69,29 @@ def test_the_legacy_mode_gives_docker_containers_devices_and_one_hook(
     ]
 
 
+def test_docker_s_own_option_has_its_files_from_our_hook(found: dict[str, Any]) -> None:
+    """With our runtime as docker's default, in the legacy mode: it grants, the hook mounts."""
+    case = found["our hook"]["default"]
+    assert case["status"] == 0, case["stderr"]
+    asked = seen.Seen.parse(case["stdout"])
+    seen.assert_granted(asked, {1, 3}, found["host"], drm=False)
+    seen.assert_driver(asked)
+    assert seen.files_for(asked) == {"compute", "utility"}
+
+
+def test_docker_s_own_option_without_our_runtime_fails_before_the_start(
+    found: dict[str, Any],
+) -> None:
+    """The hook cannot grant a device: a container that cannot open its GPU must not run."""
+    case = found["our hook"]["runc"]
+    assert case["status"] == 125
+    assert case["stdout"] == ""
+    said = case["stderr"].replace("\\n", "\n").replace("\\", "")
+    assert "nvidia-container-runtime-hook: device: the container may not use /dev/nvidia" in said
+    assert 'hint: run "gpuruntime runtime configure --set-as-default", then restart' in said
+    assert said.count("hint: ") == 1
+
+
 @pytest.mark.parametrize(
     ("name", "message", "hint"),
     [

@@ -8,7 +8,14 @@ from collections.abc import Callable
 import pytest
 from fuzz import targets
 
-EXECUTIONS = {"load": 4000, "save": 1000, "twice": 1000, "require": 1000}
+EXECUTIONS = {
+    "load": 4000,
+    "save": 1000,
+    "twice": 1000,
+    "require": 1000,
+    "note": 4000,
+    "launcher": 2,
+}
 
 
 @pytest.mark.property
@@ -17,6 +24,13 @@ def test_no_input_breaks_a_promise(
     name: str, record_property: Callable[[str, object], None]
 ) -> None:
     """Nothing but our own errors, no waste of time, nothing lost."""
-    line = targets.run(name, 1, EXECUTIONS[name])
-    record_property("summary", line)
-    assert f"{EXECUTIONS[name]} executions" in line
+    executions = EXECUTIONS.get(name, 500)
+    result = targets.run(name, 1, executions)
+    record_property("summary", result.line)
+    assert result.executions == executions
+
+
+def test_a_target_that_covers_little_is_seen() -> None:
+    """A corpus that the parser refuses at once would not show."""
+    few = targets.Result("few", 1, {"a.py": (84, 100), "b.py": (0, 0)})
+    assert few.percent < targets.LEAST_COVERED

@@ -34,6 +34,8 @@ def prepare(work: Path, kind: str) -> tuple[Path, Path]:
         place.symlink_to(climbing + str(host).lstrip("/"))
     elif kind == "directory":
         place.mkdir()
+    elif kind == "missing":
+        assert not place.exists()
     elif kind == "parent_link_out":
         place.parent.rmdir()
         place.parent.symlink_to(climbing + str(host.parent).lstrip("/"))

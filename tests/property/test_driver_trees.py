@@ -121,7 +121,7 @@ def check(tree: Tree, driver: Driver) -> None:
     # The hook takes what the spec tells it.
     edits = plan.common_edits(driver, (), (), plan.Style("/usr/bin/gpu-cdi-hook"))
     for hook in edits["hooks"]:
-        update_container.plan(hook["args"][2:])
+        update_container.plan(update_container.read(hook["args"][2:]))
     for mount in edits["mounts"]:
         assert "ro" in mount["options"] or mount["containerPath"] in (
             "/run/nvidia-persistenced/socket",

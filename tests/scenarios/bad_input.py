@@ -35,10 +35,10 @@ class Case:
         self.config = self.bundle / "config.json"
         self.document = {
             "ociVersion": "1.0.2",
-            "process": {"args": ["/x"], "cwd": "/", "env": ["NVIDIA_VISIBLE_DEVICES=0"]},
+            "process": {"args": ["/x"], "cwd": "/", "env": []},
             "root": {"path": "rootfs"},
         }
-        self.write()
+        self.ask("0")
         self.record = work / "runc-was-started"
         programs = work / "bin"
         programs.mkdir()
@@ -60,8 +60,10 @@ class Case:
         self.config.write_bytes(data if isinstance(data, bytes) else data.encode())
 
     def ask(self, devices: str) -> None:
-        """Ask for other devices."""
-        self.document["process"]["env"] = [f"NVIDIA_VISIBLE_DEVICES={devices}"]  # type: ignore[index]
+        """Ask for other *devices* of the spec, by their names in it or by qualified ones."""
+        names = [name if "/" in name else f"nvidia.com/gpu={name}" for name in devices.split(",")]
+        value = ",".join(names) if devices else ""
+        self.document["process"]["env"] = [f"NVIDIA_VISIBLE_DEVICES={value}"]  # type: ignore[index]
         self.write()
 
     def toml(self, text: str) -> None:
@@ -298,7 +300,7 @@ def config_toml_no_runtimes(case: Case) -> None:
 
 
 def mode_not_there(case: Case) -> None:
-    case.toml('[nvidia-container-runtime]\nmode = "legacy"\n')
+    case.toml('[nvidia-container-runtime]\nmode = "csv"\n')
 
 
 def broken_spec_beside(case: Case) -> None:
@@ -315,7 +317,7 @@ def unknown_key_in_toml(case: Case) -> None:
 
 def mode_not_there_without_gpu(case: Case) -> None:
     """A container without a GPU does not depend on the mode: this reaches runc."""
-    case.toml('[nvidia-container-runtime]\nmode = "legacy"\n')
+    case.toml('[nvidia-container-runtime]\nmode = "csv"\n')
     case.ask("")
 
 

@@ -241,6 +241,28 @@ def env_08_modules_in_the_way(attack: Attack) -> None:
     (attack.root / "python311.zip").write_bytes(b"PK\x05\x06" + bytes(18))
 
 
+PROGRAMS = (
+    *("sbin/ldconfig", "sbin/ldconfig.real", "usr/sbin/ldconfig", "usr/bin/python3", "bin/sh"),
+    *("usr/bin/env", "usr/bin/nvidia-smi", "usr/bin/nvidia-modprobe", "bin/python3"),
+)
+
+
+def exec_01_programs_of_the_image(attack: Attack) -> None:
+    for name in PROGRAMS:
+        path = attack.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/sh\n: > {attack.mark}\n")
+        path.chmod(0o755)
+    attack.library("lib/libnss_files.so.2")
+    attack.library("usr/lib/x86_64-linux-gnu/gconv/UTF-16.so")
+    (attack.root / "etc" / "nsswitch.conf").write_text("passwd: x files\n")
+
+
+def image_hook(attack: Attack) -> None:
+    """Run the image's ldconfig on the host."""
+    attack.use_hook(str(attack.root / "sbin" / "ldconfig"), ["ldconfig"], ["A=b"])
+
+
 def fd_01_what_the_hook_has(attack: Attack) -> None:
     """Have a recorder in the interpreter's place: it writes down how it was started."""
     env_06_everything_else(attack)
@@ -373,6 +395,7 @@ ATTACKS: tuple[tuple[Callable[[Attack], None], Callable[[Attack], None] | None],
     (env_06_everything_else, python_hook),
     (env_07_path, shebang_hook),
     (env_08_modules_in_the_way, module_hook),
+    (exec_01_programs_of_the_image, image_hook),
     (fd_01_what_the_hook_has, recorder_hook),
     (link_01_usr_lib_absolute, weak_hook),
     (link_02_library_directory_climbs, weak_hook),
@@ -399,7 +422,11 @@ ATTACKS: tuple[tuple[Callable[[Attack], None], Callable[[Attack], None] | None],
 
 def observe(attack: Attack) -> dict[str, object]:
     """Run the container; return what it came to."""
-    environment = {"NVIDIA_VISIBLE_DEVICES": "0", "PATH": "/bin", **attack.environment}
+    environment = {
+        "NVIDIA_VISIBLE_DEVICES": "nvidia.com/gpu=0",
+        "PATH": "/bin",
+        **attack.environment,
+    }
     attack.config["process"]["env"] = [f"{k}={v}" for k, v in environment.items()]
     (attack.bundle / "config.json").write_text(json.dumps(attack.config))
     before = attack.digest()

@@ -26,11 +26,11 @@ def attack_names(prefix: str = "") -> list[str]:
     return [name for name in done.stdout.split() if name.startswith(prefix)]
 
 
-def run_on_host(program: Path) -> dict[str, Any]:
-    """Run *program* on a simulated host; return the JSON that it prints."""
+def run_on_host(program: Path, *words: str) -> dict[str, Any]:
+    """Run *program* with the arguments *words* on a simulated host; return what it prints."""
     before = of_machine()
     done = subprocess.run(
-        [sys.executable, str(SIMHOST), "run", "--", sys.executable, str(program)],
+        [sys.executable, str(SIMHOST), "run", "--", sys.executable, str(program), *words],
         env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=300,
         stdin=subprocess.DEVNULL,
     )  # fmt: skip

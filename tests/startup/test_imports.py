@@ -59,8 +59,16 @@ SHIM = {
 HOOK = {
     *("gpuruntime", "gpuruntime.errors", "gpuruntime.ldcache"),
     *("gpuruntime.ldcache_format", "gpuruntime.oci", "gpuruntime.oci.bundle"),
-    *("gpuruntime.record", "gpuruntime.system", "gpuruntime.system.ops"),
-    *("gpuruntime.system.paths", "gpuruntime.system.syscalls", "hooks", "hooks.entry"),
+    *("gpuruntime.record", "gpuruntime.system", "gpuruntime.system.compat"),
+    *("gpuruntime.system.drop_in", "gpuruntime.system.loader", "gpuruntime.system.mounts"),
+    *("gpuruntime.system.names", "gpuruntime.system.ops", "gpuruntime.system.paths"),
+    *(
+        "gpuruntime.system.seccomp",
+        "gpuruntime.system.syscalls",
+        "hooks",
+        "hooks.entry",
+        "hooks.options",
+    ),
     *("hooks.state", "hooks.update_container"),
 }
 
@@ -161,6 +169,7 @@ def test_the_hook_loads_only_what_is_allowed(tmp_path: Path) -> None:
         [
             *("gpu-cdi-hook", "update-container", "--link", "libtiny.so.1::/usr/lib/libtiny.so"),
             *("--library", "libtiny.so.1::/usr/lib/libtiny.so.1::x86-64", "--mask-params"),
+            *("--cuda-compat", "550.54", "--application-profile"),
         ],
         json.dumps({"ociVersion": "1.0.2", "bundle": str(tmp_path)}),
         TREE=str(TREE),

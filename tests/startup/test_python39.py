@@ -16,7 +16,9 @@ COLD = {
     "cdi/yamlio.py",
     *("gpuruntime/__main__.py", "gpuruntime/options.py", "gpuruntime/slow.py"),
 }
-COLD_PACKAGES = {"gpuruntime/cli", "gpuruntime/discover"}
+COLD_PACKAGES = {
+    *("gpuruntime/cli", "gpuruntime/cli/checks", "gpuruntime/discover", "gpuruntime/engines"),
+}
 # Methods and functions that came after 3.9, by name.
 TOO_NEW = {"pairwise", "bit_count", "aiter", "anext", "add_note", "batched"}
 

@@ -49,8 +49,24 @@ ALLOWED = {
     ("gpuruntime/system/paths.py", "__init__", "os.open(path, _O_DIRECTORY)"),
     ("gpuruntime/system/paths.py", "is_host_root", "os.stat('/')"),
     # The child that a file system without an answer may hold; it executes nothing else.
-    ("hooks/entry.py", "main", "os.fork"),
-    ("hooks/entry.py", "main", "os.open('/dev/null', os.O_WRONLY)"),
+    ("hooks/entry.py", "_supervise", "os.fork"),
+    ("hooks/entry.py", "_supervise", "os.getpid"),
+    ("hooks/entry.py", "_be_child", "os.getppid"),
+    ("hooks/entry.py", "_be_child", "os.open('/dev/null', os.O_WRONLY)"),
+    (
+        "hooks/entry.py",
+        "_be_first_victim",
+        "os.open('/proc/self/oom_score_adj', os.O_WRONLY | os.O_CLOEXEC)",
+    ),
+    # A prestart hook runs on the host, where the numbers of the state are those of /proc.
+    ("hooks/prestart.py", "enter", "os.open(f'/proc/{pid}/ns/mnt', os.O_RDONLY | os.O_CLOEXEC)"),
+    ("hooks/prestart.py", "enter", "os.stat('/')"),
+    ("hooks/prestart.py", "enter", "os.stat('/proc/self/ns/mnt')"),
+    ("hooks/prestart.py", "enter", "'/proc/'"),
+    ("hooks/prestart.py", "_mounts_on_root", "open"),
+    ("hooks/prestart.py", "_mounts_on_root", "os.readlink(f'/proc/self/fd/{root.fd}')"),
+    ("gpuruntime/system/bind.py", "execute", "os.path.lexists(self.host_path)"),
+    ("hooks/prestart.py", "_load", "os.path.exists(path)"),
     (
         "gpuruntime/system/paths.py",
         "reopen",
@@ -62,8 +78,33 @@ ALLOWED = {
         "os.open(PARAMS, os.O_RDONLY | os.O_CLOEXEC)",
     ),
     # By descriptor.
-    ("hooks/classic.py", "_mounted", "os.listdir"),
-    ("hooks/classic.py", "_mount_id", "open"),
+    ("gpuruntime/system/paths.py", "list_names", "os.scandir"),
+    ("gpuruntime/system/paths.py", "change_mode", "os.chmod(f'/proc/self/fd/{fd}', mode)"),
+    ("gpuruntime/system/mounts.py", "mount_id", "open"),
+    ("gpuruntime/system/mounts.py", "_source_of", "open"),
+    # The host's ldconfig, in its sandbox: paths of the host, and `.` and `/` on the way into it.
+    ("gpuruntime/system/sandbox.py", "_sealed_copy", "os.open(path, os.O_PATH | os.O_CLOEXEC)"),
+    ("gpuruntime/system/sandbox.py", "_run", "os.open('/dev/null', os.O_RDWR | os.O_CLOEXEC)"),
+    ("gpuruntime/system/sandbox.py", "_run", "os.fork"),
+    ("gpuruntime/system/sandbox.py", "_be_child", "os.fork"),
+    (
+        "gpuruntime/system/sandbox.py",
+        "_enter",
+        "os.open('/', os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)",
+    ),
+    (
+        "gpuruntime/system/sandbox.py",
+        "_enter",
+        "os.open('.', os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)",
+    ),
+    ("gpuruntime/system/sandbox.py", "_enter", "os.chroot"),
+    ("gpuruntime/system/sandbox.py", "_execute", "os.execve"),
+    # The file that the spec on the host names.
+    (
+        "hooks/state.py",
+        "open_state",
+        "os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)",
+    ),
     ("hooks/state.py", "open_root", "posixpath.join(bundle, path)"),
 }
 

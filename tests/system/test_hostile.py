@@ -7,12 +7,15 @@ hook. LINK: links and hard links in the image lead to the host. FD: descriptors 
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
 from typing import Any
 
 import pytest
-from scenarios.machine import SCENARIOS, attack_names, run_on_host
+from scenarios.machine import SCENARIOS, TREE, attack_names, run_on_host
 
 pytestmark = pytest.mark.system
+START_PYTHON = "/usr/bin/python3"
 HOOK_ENVIRONMENT = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8"]
 # The cache cannot be written, but this image's loader searches the library directory without it.
 WITHOUT_CACHE = {
@@ -26,10 +29,29 @@ ELSEWHERE = {"link_01_usr_lib_absolute", "link_02_library_directory_climbs"}
 RECORDED = {"fd_01_what_the_hook_has"}
 
 
+def programs() -> dict[str, str]:
+    """Return what runs as root in front of the images, each file with what is in it."""
+    paths = (START_PYTHON, "/sbin/ldconfig", str(TREE / "build/launcher"))
+    return {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in paths}
+
+
 @pytest.fixture(scope="module")
-def results() -> dict[str, Any]:
+def before() -> dict[str, str]:
+    """Return the programs before any attack."""
+    return programs()
+
+
+@pytest.fixture(scope="module")
+def results(before: dict[str, str]) -> dict[str, Any]:
     """Return what every attack came to, on one simulated host."""
+    assert before
     return run_on_host(SCENARIOS / "hostile.py")
+
+
+@pytest.mark.usefixtures("results")
+def test_exe_02_the_programs_of_the_host_are_as_before(before: dict[str, str]) -> None:
+    """Interpreter, launcher, ldconfig: none has been written to."""
+    assert programs() == before
 
 
 @pytest.mark.parametrize("variant", ["set", "absent"])

@@ -101,6 +101,15 @@ def numbers(host: ShimHost) -> dict[str, tuple[int, int]]:
     return {path: (int(major), int(minor)) for path, major, minor in words}
 
 
+def loaded(host: ShimHost, major: int) -> None:
+    """Let the module for unified memory have this number, and its second node too."""
+    host.shell(
+        f"rm /dev/nvidia-uvm-tools; mknod -m 666 /dev/nvidia-uvm-tools c {major} 1;"
+        f"sed 's/.* nvidia-uvm$/{major} nvidia-uvm/' /proc/devices > /run/devices{major};"
+        f"mount --bind /run/devices{major} /proc/devices"
+    )
+
+
 def rules(call: Call) -> list[tuple[str, int, int, str]]:
     """Return the device rules that allow something, as (type, major, minor, access)."""
     found = call.config["linux"]["resources"]["devices"]
@@ -353,7 +362,7 @@ def test_b059_commands_that_create_nothing_log_nothing(host: ShimHost) -> None:
 
 def test_b060_a_log_that_cannot_be_written_and_a_bad_runtime(host: ShimHost) -> None:
     """No log is worth a container; without a runtime, the engine's log says why."""
-    for path in ("/proc/none/x.log", "/no/such/directory/x.log", "/etc"):
+    for path in ("/proc/none/x.log", "/run/no/such/x.log", "/etc"):
         assert host.create(asking(ALL), {f"{RUNTIME}.debug": path}).gpus == [0, 1, 2, 3]
         arguments = ("--log", path, "create", "--bundle", "{bundle}", "id")
         assert host.create(asking(ALL), arguments=arguments).gpus == [0, 1, 2, 3]
@@ -417,6 +426,10 @@ def test_b074_majors_of_now_and_nodes_that_are_not_there_yet(hosts: Hosts) -> No
     before = numbers(host)["/dev/nvidia-uvm"]
     assert host.create(document).nodes["/dev/nvidia-uvm"] == before != (509, 0)
     host.shell("rm /dev/nvidia-uvm; mknod -m 666 /dev/nvidia-uvm c 509 0")
+    # Of the number before the module was loaded again, now another driver's or nobody's.
+    error = host.create(document, {LOAD: False}).error
+    assert '"/dev/nvidia-uvm" is device c 509:0, which is not what its name says' in error
+    loaded(host, 509)
     call = host.create(document)
     assert call.nodes["/dev/nvidia-uvm"] == (509, 0)
     assert ("c", 509, 0, "rw") in rules(call)
@@ -431,6 +444,7 @@ def test_b074_majors_of_now_and_nodes_that_are_not_there_yet(hosts: Hosts) -> No
     assert '"/dev/nvidia-uvm"' in error
     assert '"nvidia-modprobe -u -c 0"' in error
     observed(error.split("\n")[0])
+    loaded(host, 508)
     assert host.create(document).nodes["/dev/nvidia-uvm"] == (508, 0)
     assert host.shell("cat /run/loaded").splitlines() == ["-u -c 0"]
     # Who needs no unified memory does without.
@@ -594,6 +608,16 @@ def test_b086_who_injected_leaves_a_mark(host: ShimHost) -> None:
     assert [entry for entry in once.environment if VISIBLE in entry][-1] == f"{VISIBLE}void"
     twice = host.create(once.config)
     assert twice.after == twice.before == json.dumps(once.config).encode()
+
+    # In the legacy mode the mark would be the hook's own request; the devices are there once.
+    legacy = {MODE: "legacy", f"{RUNTIME}-hook.path": "/usr/bin/true"}
+    once = host.create(asking(f"{VISIBLE}1"), legacy)
+    assert once.gpus == [1]
+    assert host.create(once.config, legacy).config == once.config
+    # What has denied them since does not count twice.
+    denied = once.config
+    denied["linux"]["resources"]["devices"].append({"allow": False, "access": "rwm"})
+    assert len(rules(host.create(denied, legacy))) > len(rules(once)) + 1
 
     # An engine has added GPU 0 by CDI, and the image asks for all.
     devices = [{"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0}]

@@ -72,6 +72,14 @@ def test_a_member_twice_is_a_doubt_at_any_depth(tmp_path: Path, text: str) -> No
         ({"linux": {"Resources": {}}}, '"Resources"'),
         ({"linux": {"resources": {"DEVICES": []}}}, '"DEVICES"'),
         ({"hooks": {"createcontainer": []}}, '"createcontainer"'),
+        ({"hook\u017f": {}}, '"hook\u017f" is a misspelled "hooks"'),
+        ({"hoo\u212as": {}}, '"hooks"'),
+        ({"process": {"capabilities": {"Bounding": ["CAP_SYS_ADMIN"]}}}, '"Bounding"'),
+        ({"linux": {"namespaces": [{"Type": "user"}]}}, '"Type" is a misspelled "type"'),
+        ({"linux": {"devices": [{"PATH": "/dev/x"}]}}, '"PATH"'),
+        ({"linux": {"resources": {"devices": [{"Allow": True}]}}}, '"Allow"'),
+        ({"mounts": [{}, {"Source": "/dev/null"}]}, '"Source"'),
+        ({"hooks": {"prestart": [{"path": "/x", "ENV": []}]}}, '"ENV"'),
     ],
 )
 def test_another_letter_case_is_a_doubt(tmp_path: Path, document: object, named: str) -> None:

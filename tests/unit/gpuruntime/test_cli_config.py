@@ -150,6 +150,23 @@ def test_a_check_names_everything_with_its_line(tmp_path: Path) -> None:
     assert "invalid config value" in lines[5][2]
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('log-level = "DEBUG"', ""),
+        ('runtimes = ["runc", ""]', '"nvidia-container-runtime.runtimes" has an empty string'),
+        ("runtimes = [1]", '"nvidia-container-runtime.runtimes" is not a list of strings'),
+    ],
+)
+def test_what_a_check_says(tmp_path: Path, line: str, said: str) -> None:
+    """In the words of what is there; the incumbent takes levels in any letter case."""
+    path = tmp_path / "config.toml"
+    path.write_text(f"[nvidia-container-runtime]\n{line}\n")
+    done = run("check", "-c", path)
+    assert said in done.stdout
+    assert (done.returncode, bool(done.stdout)) == (bool(said), bool(said))
+
+
 def test_what_has_no_effect_yet_is_a_note(tmp_path: Path) -> None:
     """It is no mistake of the operator's."""
     path = tmp_path / "config.toml"
@@ -256,7 +273,7 @@ def test_a_file_that_is_not_there_begins_with_the_defaults(tmp_path: Path) -> No
         ("nvidia-container-cli.ldconfig=/sbin/ldconfig", "invalid config value"),
         ("missing-gpu=hide", "missing-gpu"),
         ("discovery-timeout=0", "whole number"),
-        ("nvidia-container-runtime.runtimes=", "list of strings"),
+        ("nvidia-container-runtime.runtimes=", "empty string"),
         ("nvidia-container-runtime.modes.cdi.default-kind=gpu", "default-kind"),
     ],
 )

@@ -100,7 +100,6 @@ def written(path: Path) -> tuple[int, int, int]:
     return status.st_ino, status.st_mtime_ns, status.st_ctime_ns
 
 
-
 @pytest.mark.parametrize(
     "arguments",
     [(), ("-",), ("--config-json", "-"), ("config.json",), ("--bundle", "."), ("-b", "")],

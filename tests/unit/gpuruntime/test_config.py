@@ -259,7 +259,7 @@ def test_an_unknown_log_level_is_a_warning(tmp_path: Path, run_directory: Path) 
         ("x = [", "no TOML"),
         ("[nvidia-container-runtime]\nruntimes = 'runc'", "a list of strings"),
         ("[nvidia-container-runtime]\nruntimes = [1]", "a list of strings"),
-        ("[nvidia-container-runtime]\nruntimes = ['']", "a list of strings"),
+        ("[nvidia-container-runtime]\nruntimes = ['']", "has an empty string"),
         ("[nvidia-container-runtime]\nruntimes = []", "is empty"),
         ("[nvidia-container-runtime]\nmode = 1", "a string"),
         ("[nvidia-container-runtime.modes.cdi]\ndefault-kind = 'gpu'", "default-kind"),

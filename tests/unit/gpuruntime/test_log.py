@@ -76,6 +76,15 @@ def test_the_debug_file_gets_the_same_records(tmp_path: Path) -> None:
     assert (tmp_path / "debug").read_text() == (tmp_path / "log").read_text()
 
 
+def test_the_directories_of_the_debug_file_are_made(tmp_path: Path) -> None:
+    """The operator has named it, and nobody else would; the engine makes its own."""
+    log = Log(str(tmp_path / "engine" / "log"), json_format=False)
+    log.debug_file = str(tmp_path / "a" / "b" / "debug")
+    log.record("info", "x")
+    assert (tmp_path / "a" / "b" / "debug").read_text().endswith('msg="x"\n')
+    assert os.listdir(tmp_path) == ["a"]
+
+
 def test_a_log_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     """A missing directory, a FIFO nobody reads, a link, a directory, a full device."""
     os.mkfifo(tmp_path / "fifo")

@@ -7,17 +7,23 @@ LINK-01 to LINK-13 of the attack catalogue without a container; tests/system has
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hostile.canary import digest
 
 from gpuruntime.errors import LdcacheError, MountError
 from gpuruntime.ldcache import ABI_FLAGS, Entry
-from gpuruntime.system import ops
-from gpuruntime.system.ops import Link, LoaderCache, MaskParams
+from gpuruntime.system import drop_in, ops
+from gpuruntime.system.loader import LoaderCache
+from gpuruntime.system.ops import Link, MaskParams
 from gpuruntime.system.paths import Root
+
+if TYPE_CHECKING:
+    from gpuruntime.system.ops import Operation
 
 DIRECTORY = "/usr/lib/x86_64-linux-gnu"
 NATIVE = ABI_FLAGS["x86-64"]
@@ -42,7 +48,7 @@ class Image:
         self.opened._has_openat2 = has_openat2
         self.warnings: list[str] = []
 
-    def execute(self, operation: Link | LoaderCache | MaskParams) -> None:
+    def execute(self, operation: Operation) -> None:
         """Carry *operation* out."""
         operation.execute(self.opened, self.warnings.append)
 
@@ -169,7 +175,7 @@ def test_link_12_a_parent_that_is_no_directory_is_refused(image: Image, parent: 
         image.execute(LINK)
 
 
-NAMES = ["/etc/ld.so.cache", "/etc/ld.so.cache~", f"/etc/ld.so.conf.d/{ops.DROP_IN}"]
+NAMES = ["/etc/ld.so.cache", "/etc/ld.so.cache~", f"/etc/ld.so.conf.d/{drop_in.DRIVER}"]
 
 
 @pytest.mark.parametrize("kind", ["hard link", "link out", "climbing link", "dangling link"])
@@ -290,3 +296,161 @@ def test_link_07_an_image_without_the_drivers_proc_needs_no_mask(
     image.execute(MaskParams())
     assert image.others() == before
     assert os.listdir(image.root) == ["etc"]
+
+
+PROFILE = f"{ops.PROFILES}/{ops.PROFILE}"
+
+
+def nodes(image: Image, *minors: int) -> None:
+    """Give the container GPUs; without root their nodes cannot be made."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: mknod")
+    (image.root / "dev").mkdir(exist_ok=True)
+    for minor in minors:
+        os.mknod(image.root / "dev" / f"nvidia{minor}", 0o020666, os.makedev(195, minor))
+
+
+@pytest.mark.parametrize(
+    ("minors", "mask"),
+    [((0,), "0x1"), ((1, 3), "0xa"), ((63,), f"0x8{'0' * 15}"), ((0, 64), "0x1")],
+)
+def test_the_profile_lists_the_gpus(image: Image, minors: tuple[int, ...], mask: str) -> None:
+    """By the bits of their minor numbers, in the driver's own dialect of JSON."""
+    nodes(image, *minors)
+    for name in ("nvidia0x", "nvidiactl", "xnvidia1", "nvidia"):
+        (image.root / "dev" / name).touch()
+    os.mknod(image.root / "dev" / "nvidia9", 0o060666, os.makedev(195, 9))
+    (image.root / "dev" / "nvidia8").touch()
+    (image.root / "dev" / "nvidia7").symlink_to("nvidia63")
+    image.execute(ops.ApplicationProfile())
+    place = Path(f"{image.root}{PROFILE}")
+    assert place.read_text() == (
+        '{"profiles": [{"name": "_container_", "settings": ["EGLVisibleDGPUDevices", '
+        + mask
+        + ']}], "rules": [{"pattern": [], "profile": "_container_"}]}'
+    )
+    assert place.stat().st_mode & 0o7777 == 0o444
+    assert [d.stat().st_mode & 0o7777 for d in (place.parent, place.parent.parent)] == [0o555] * 2
+    assert len(image.warnings) == (1 if 64 in minors else 0)
+    before = digest(image.root)
+    image.execute(ops.ApplicationProfile())
+    assert digest(image.root) == before
+    (image.root / "dev" / f"nvidia{minors[0]}").unlink()
+    nodes(image, 5)
+    image.execute(ops.ApplicationProfile())
+    assert digest(image.root) != before
+
+
+def test_without_gpus_there_is_no_profile(image: Image) -> None:
+    """Nor without /dev, nor with GPUs that have no bit."""
+    image.execute(ops.ApplicationProfile())
+    assert os.listdir(image.root) == ["etc"]
+    nodes(image, 64, 255)
+    image.execute(ops.ApplicationProfile())
+    assert os.listdir(image.root / "etc") == []
+
+
+@pytest.mark.parametrize("place", ["/etc", "/etc/nvidia", ops.PROFILES, "/dev"])
+def test_link_03_link_07_directories_of_the_profile_lead_out(image: Image, place: str) -> None:
+    """What is outside has neither our GPUs nor our file; a warning is enough."""
+    nodes(image, 0)
+    os.mknod(image.outside / "nvidia0", 0o020666, os.makedev(195, 0))
+    if place == "/dev":
+        (image.root / "dev" / "nvidia0").unlink()
+    link = image.path(place)
+    if link.is_dir():
+        link.rmdir()
+    link.symlink_to(climb(image.outside))
+    before = image.others()
+    image.execute(ops.ApplicationProfile())
+    assert image.others() == before
+    assert not list(image.root.rglob(ops.PROFILE))
+    # Control: by its string, the place is outside.
+    assert link.resolve() == image.outside.resolve()
+
+
+@pytest.mark.parametrize("kind", ["hard link", "link out", "climbing link", "fifo", "file"])
+def test_link_09_something_else_has_the_name_of_the_profile(image: Image, kind: str) -> None:
+    """Replaced, never written through."""
+    nodes(image, 0)
+    standing(kind, image.path(PROFILE), image)
+    image.execute(ops.ApplicationProfile())
+    assert image.victim.read_text() == "must stay"
+    assert image.path(PROFILE).read_text().startswith('{"profiles"')
+    assert image.warnings == image.left_behind() == []
+
+
+def test_link_10_a_directory_has_the_name_of_the_profile(image: Image) -> None:
+    """It stays, with a warning: without the profile a container works."""
+    nodes(image, 0)
+    image.path(f"{PROFILE}/file").touch()
+    image.execute(ops.ApplicationProfile())
+    assert "Is a directory" in image.warnings[0]
+    assert image.left_behind() == []
+
+
+def test_a_mode_is_changed_in_the_root(image: Image) -> None:
+    """Links are followed there; what is not there, or has the mode, is left."""
+    place = image.path("/dev/dri")
+    place.mkdir(mode=0o700)
+    image.path("/link").symlink_to("/dev")
+    image.execute(ops.Chmod("/link/dri", 0o755))
+    assert place.stat().st_mode & 0o7777 == 0o755
+    before = place.stat().st_ctime_ns
+    image.execute(ops.Chmod("/dev/dri", 0o755))
+    assert place.stat().st_ctime_ns == before
+    image.execute(ops.Chmod("/dev/dri", 0o1755))
+    assert place.stat().st_mode & 0o7777 == 0o1755
+    image.execute(ops.Chmod("/missing/file", 0o755))
+    assert image.warnings == []
+    assert "1755" in ops.Chmod("/dev/dri", 0o1755).describe()
+
+
+@pytest.mark.parametrize("kind", ["hard link", "link out", "climbing link", "dangling link"])
+def test_link_01_link_09_modes_outside_stay(image: Image, kind: str) -> None:
+    """The incumbent joins the path, and the link is followed to the host."""
+    place = image.path("/dev/dri")
+    standing(kind, place, image)
+    before = image.victim.stat().st_mode
+    image.execute(ops.Chmod("/dev/dri", 0o777))
+    assert image.victim.stat().st_mode == before
+    if kind != "dangling link":
+        # Control: by its string, it is the file of somebody else.
+        place.chmod(0o777)
+        assert image.victim.stat().st_mode != before
+
+
+def test_b076_a_mode_that_cannot_be_changed_is_a_warning(
+    image: Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bind-mounted /dev in a user namespace must not keep the container from starting."""
+    image.path("/dev/loop").symlink_to("loop")
+    image.execute(ops.Chmod("/dev/loop", 0o755))
+    assert "/dev/loop" in image.warnings.pop()
+    place = image.path("/dev/dri")
+    place.mkdir(mode=0o700)
+    chattr = subprocess.run(["chattr", "+i", place], check=False, capture_output=True)
+    if os.geteuid() != 0 or chattr.returncode:
+        pytest.skip("needs root, and a file system with the immutable flag")
+    try:
+        image.execute(ops.Chmod("/dev/dri", 0o755))
+    finally:
+        subprocess.run(["chattr", "-i", place], check=True)
+    assert "not permitted" in image.warnings.pop()
+    assert place.stat().st_mode & 0o7777 == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: chattr")
+@pytest.mark.parametrize("flag", ["a", "i"])
+def test_link_13_a_directory_that_does_not_change_is_refused(image: Image, flag: str) -> None:
+    """Closed, and no temporary name stays in it."""
+    place = image.path(LINK.path).parent
+    place.joinpath("libx.so.1").write_text("of the image")
+    if subprocess.run(["chattr", f"+{flag}", place], check=False, capture_output=True).returncode:
+        pytest.skip("the file system has no such flag")
+    try:
+        with pytest.raises(MountError, match="not permitted"):
+            image.execute(LINK)
+        assert os.listdir(place) == ["libx.so.1"]
+    finally:
+        subprocess.run(["chattr", f"-{flag}", place], check=True)

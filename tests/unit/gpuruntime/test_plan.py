@@ -12,6 +12,9 @@ from cdi.errors import CdiError
 from gpuruntime import plan, resolve
 from gpuruntime.errors import RequestError, UnresolvedDeviceError
 from gpuruntime.model import Driver, File, Gpu, GpuNodes, Library, MigDevice, Node
+from gpuruntime.system.compat import CudaCompat
+from gpuruntime.system.loader import LoaderCache
+from gpuruntime.system.ops import ApplicationProfile
 from hooks import update_container
 
 DIRECTORY = "/usr/lib64"
@@ -216,7 +219,8 @@ def test_the_hook_understands_what_the_plan_writes() -> None:
     links = gpu(0, 0).links
     (hook,) = plan.common_edits(DRIVER, CONTROL, links, STYLE)["hooks"]
     assert hook["args"][:2] == ["gpu-cdi-hook", update_container.NAME]
-    lines = [operation.describe() for operation in update_container.plan(hook["args"][2:])]
+    operations = update_container.plan(update_container.read(hook["args"][2:]))
+    lines = [operation.describe() for operation in operations]
     assert lines == [
         "link /usr/lib64/libcuda.so.1 -> libcuda.so.1.2",
         "link /usr/lib64/libcuda.so -> libcuda.so.1",
@@ -224,9 +228,32 @@ def test_the_hook_understands_what_the_plan_writes() -> None:
         "link /usr/lib64/b -> a",
         "link /usr/lib/xorg/x.so -> x.so.1.2",
         "link /dev/dri/by-path/pci-0000:00:00.0-card -> ../card0",
-        "add 4 libraries to /etc/ld.so.cache",
+        f"add 4 libraries to /etc/ld.so.cache; first, {CudaCompat('1.2').describe()}",
         "mount over /proc/driver/nvidia/params with ModifyDeviceFiles: 0",
+        ApplicationProfile().describe(),
     ]
+
+
+def test_every_step_can_be_asked_for_and_left_out() -> None:
+    """In the order in which they run."""
+    style = plan.Style("/h", enabled=(plan.CHMOD,), ldconfig="/l", ldconfig_mode="host")
+    (hook,) = plan.common_edits(DRIVER, CONTROL, (), style)["hooks"]
+    options = [word for word in hook["args"] if word.startswith("--")]
+    assert list(dict.fromkeys(options)) == [
+        *("--link", "--cuda-compat", "--library", "--ldconfig-mode", "--ldconfig-path"),
+        *("--mask-params", "--application-profile", "--chmod"),
+    ]
+    assert hook["args"][-4:] == ["--chmod", "755::/dev/dri", "--chmod", "755::/dev/nvidia-caps"]
+    operations = update_container.plan(update_container.read(hook["args"][2:]))
+    assert [op.ldconfig for op in operations if isinstance(op, LoaderCache)] == ["/l"]
+    for name, option in (
+        (plan.COMPAT, "--cuda-compat"),
+        (plan.LDCACHE, "--ldconfig-mode"),
+        (plan.PROFILE, "--application-profile"),
+    ):
+        style = plan.Style("/h", disabled=(name,), ldconfig_mode="host")
+        (hook,) = plan.common_edits(DRIVER, CONTROL, (), style)["hooks"]
+        assert option not in hook["args"]
 
 
 def test_separate_hooks_are_the_incumbent_s() -> None:

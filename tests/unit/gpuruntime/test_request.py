@@ -141,6 +141,14 @@ def test_a_driver_only_request_is_one() -> None:
     assert from_oci({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=none"]}}, policy())
 
 
+def test_none_of_the_machine_s_devices_needs_no_spec() -> None:
+    """Where the operator's kind is theirs, all of them are had without one."""
+    document = {"process": {"env": ["NVIDIA_VISIBLE_DEVICES=none"]}}
+    found = from_oci(document, policy(request.AUTOMATIC_KIND))
+    assert found.devices == (f"{request.AUTOMATIC_KIND}=none",)
+    assert found.is_automatic
+
+
 def test_an_endless_value_is_refused() -> None:
     """A mebibyte of names is an attack or a mistake, and must not cost a start."""
     assert asked(f"NVIDIA_VISIBLE_DEVICES={'x' * MAX_VALUE_CHARS}") != NOTHING

@@ -12,6 +12,7 @@ import pytest
 
 from gpuruntime import shim
 from gpuruntime.config import Config
+from gpuruntime.errors import UnresolvedDeviceError
 from gpuruntime.log import Log
 from gpuruntime.oci import argv
 
@@ -71,6 +72,16 @@ def test_by_default_mounts_are_ignored_and_said(tmp_path: Path) -> None:
     env, log = created(tmp_path, asking("NVIDIA_VISIBLE_DEVICES=0", mounts=[MOUNT]))
     assert env == ["GPU_0=1"]
     assert "as-volume-mounts" in log
+
+
+def test_no_spec_directories_are_the_usual_ones(tmp_path: Path) -> None:
+    """The error names them."""
+    with pytest.raises(UnresolvedDeviceError, match='"/etc/cdi", "/var/run/cdi"'):
+        created(
+            tmp_path,
+            asking("NVIDIA_VISIBLE_DEVICES=example.com/none=x"),
+            **{"nvidia-container-runtime.modes.cdi.spec-dirs": []},
+        )
 
 
 @pytest.mark.parametrize(

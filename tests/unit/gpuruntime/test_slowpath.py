@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -112,6 +113,25 @@ def test_an_interpreter_that_cannot_be_started_is_an_error(tmp_path: Path, name:
         slowpath.ask(str(tmp_path / name), "yaml", {})
     assert caught.value.hint is not None
     assert_no_child()
+
+
+def test_too_few_open_files_are_an_error_with_a_hint(
+    interpreter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No bug of ours, and one pipe of two is not left open."""
+    before = os.listdir("/proc/self/fd")
+    pipes = [os.pipe]
+
+    def pipe() -> tuple[int, int]:
+        if not pipes:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return pipes.pop()()
+
+    monkeypatch.setattr(os, "pipe", pipe)
+    with pytest.raises(GpuRuntimeError, match="Too many open files") as caught:
+        slowpath.ask(str(interpreter), "yaml", {})
+    assert "RLIMIT_NOFILE" in (caught.value.hint or "")
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_an_answer_without_end_is_none(interpreter: Path, monkeypatch: pytest.MonkeyPatch) -> None:

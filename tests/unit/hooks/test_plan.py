@@ -8,6 +8,7 @@ import os
 import subprocess
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,16 +16,26 @@ from gpuruntime import plan as generator
 from gpuruntime.errors import BundleError, RequestError
 from gpuruntime.ldcache import ABI_FLAGS, Entry
 from gpuruntime.model import Driver, Library
-from gpuruntime.system.ops import Link, LoaderCache, MaskParams
+from gpuruntime.system.compat import CudaCompat
+from gpuruntime.system.loader import LoaderCache
+from gpuruntime.system.ops import ApplicationProfile, Chmod, DeviceLink, Link, MaskParams
 from hooks import state, update_container
+
+if TYPE_CHECKING:
+    from gpuruntime.system.ops import Operation
 
 HOOK = Path(__file__).parents[3] / ".venv" / "bin" / "gpu-cdi-hook"
 NATIVE = ABI_FLAGS["x86-64"]
 
 
+def plan(arguments: list[str]) -> list[Operation]:
+    """Return the operations of a command line."""
+    return update_container.plan(update_container.read(arguments))
+
+
 def test_operations_come_in_the_order_links_cache_mask() -> None:
     """The cache names the links, so these are made first."""
-    operations = update_container.plan(
+    operations = plan(
         ["--mask-params", "--library", "liba.so.1::/d/liba.so.1.2::x86-64",
          "--link", "liba.so.1.2::/d/liba.so.1", "--link=liba.so.1::/d/liba.so"]
     )  # fmt: skip
@@ -51,8 +62,42 @@ def test_the_hook_reads_what_the_generator_writes() -> None:
     driver = Driver(version="1.2", libraries=(library,), files=())
     (hook,) = generator.common_edits(driver, (), (), generator.Style("/bin/gpu-cdi-hook"))["hooks"]
     assert hook["args"][:2] == ["gpu-cdi-hook", update_container.NAME]
-    operations = update_container.plan(hook["args"][2:])
-    assert [type(operation) for operation in operations] == [Link, Link, LoaderCache, MaskParams]
+    operations = plan(hook["args"][2:])
+    assert [type(operation) for operation in operations] == [
+        *(Link, Link, LoaderCache, MaskParams, ApplicationProfile)
+    ]
+    assert operations[2] == LoaderCache(operations[2].entries, CudaCompat("1.2"))  # type: ignore[attr-defined]  # of that type
+
+
+def test_every_step_in_its_order() -> None:
+    """Whatever the order of the arguments; `--chmod` only where somebody asks for it."""
+    operations = plan(
+        ["--chmod", "755::/dev/dri", "--application-profile", "--mask-params=true",
+         "--library=liba.so.1::/d/liba.so.1.2::x86-64", "--cuda-compat", "550.54",
+         "--device-link", "../card0::/dev/dri/by-path/x:y", "--link", "liba.so.1.2::/d/liba.so.1"]
+    )  # fmt: skip
+    assert operations == [
+        Link("/d/liba.so.1", "liba.so.1.2"),
+        DeviceLink("/dev/dri/by-path/x:y", "../card0"),
+        LoaderCache((Entry("liba.so.1", "/d/liba.so.1", NATIVE),), CudaCompat("550.54")),
+        MaskParams(),
+        ApplicationProfile(),
+        Chmod("/dev/dri", 0o755),
+    ]
+    assert plan(["--cuda-compat=550.54"]) == [CudaCompat("550.54")]
+    assert plan(["--cuda-compat="]) == plan([]) == plan(["--mask-params=false"]) == []
+
+
+def test_the_loader_s_files_are_left_alone_on_demand() -> None:
+    """Neither the cache nor a drop-in."""
+    words = ["--cuda-compat", "1", "--library", "liba.so.1::/d/liba.so.1.2::x86-64"]
+    assert plan(["--ldconfig-mode", "none", *words]) == []
+    assert plan(["--ldconfig-mode", "merge", "--ldconfig-path", "/x", *words]) == plan(words)
+    for path in ("/sbin/ldconfig", "/x"):
+        more = ["--ldconfig-mode", "host", *(["--ldconfig-path", path] if path == "/x" else [])]
+        (operation,) = plan([*more, *words])
+        assert isinstance(operation, LoaderCache)
+        assert operation.ldconfig == path
 
 
 @pytest.mark.parametrize(
@@ -80,12 +125,26 @@ def test_the_hook_reads_what_the_generator_writes() -> None:
         ["--unknown"],
         ["word"],
         ["--mask-params=yes"],
+        ["--link", "a::/b::/c"],
+        ["--link", f"a::/{'b' * (128 << 10)}"],
+        ["--link", "--mask-params"],
+        ["---link", "a::/b"],
+        ["-"],
+        ["--"],
+        ["--library", f"{'a' * (128 << 10)}::/b/c::x86-64"],
+        ["--cuda-compat", "550;x"],
+        ["--cuda-compat", "--link"],
+        ["--chmod", "755"],
+        ["--chmod", "888::/dev/dri"],
+        ["--chmod", "07777::/dev/dri"],
+        ["--chmod", "755::/dev/../etc"],
+        ["--ldconfig-mode", "magic"],
     ],
 )
 def test_an_argument_that_is_not_clean_is_refused(arguments: list[str]) -> None:
     """Nothing but plain names reaches ld.so.conf, a link or the cache."""
     with pytest.raises(RequestError):
-        update_container.plan(arguments)
+        plan(arguments)
 
 
 def bundle_with_root(directory: Path, path: object) -> str:
@@ -107,7 +166,22 @@ def test_root_path_may_be_relative_or_absolute(tmp_path: Path, form: str) -> Non
 
 @pytest.mark.parametrize(
     "path",
-    ["", "/", "//", "/..", "..", "../..", "rootfs/..", "/.", "a\0b", "missing", 1, None, []],
+    [
+        "",
+        "/",
+        "//",
+        "/..",
+        "..",
+        "../..",
+        "rootfs/..",
+        "/.",
+        "a\0b",
+        "a\ud800",
+        "missing",
+        1,
+        None,
+        [],
+    ],
 )
 def test_link_08_a_root_that_is_none_is_refused(tmp_path: Path, path: object) -> None:
     """The host's own root above all."""
@@ -126,7 +200,8 @@ def test_link_08_a_root_that_is_a_link_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [b"", b"[]", b"{", b'{"bundle": 1}', b'{"bundle": "relative"}', b'{"bundle": "/a/../b"}',
-     b'{"bundle": "/"}', b"\xff", b"[" * 100_000, b'{"pid": 1}', b" " * (2 << 20)],
+     b'{"bundle": "/"}', b'{"bundle": "/\\ud800"}', b"\xff", b"[" * 100_000,
+     b'{"pid": 1}', b" " * (2 << 20)],
 )  # fmt: skip
 def test_json_07_a_state_that_cannot_be_is_refused(text: bytes) -> None:
     """Runtimes write the state; whatever else is on standard input is not obeyed."""

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host that is looked at: this one, or a tree of files that stands for another. Reads only.
+
+All that a check reads goes through here, with the root of the tree as `/`: what belongs to this
+machine is never taken for a part of that one.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import posixpath
+import stat
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpuruntime import config as settings
+from gpuruntime.cli import config_check
+from gpuruntime.cli import config_file as files
+from gpuruntime.config import Config
+from gpuruntime.discover.root import DriverRoot
+from gpuruntime.errors import ConfigError, DiscoveryError
+from gpuruntime.oci.lowlevel import STANDARD_PATH
+from gpuruntime.system.paths import Root, list_names, reopen
+
+MAX_BYTES = 4 << 20
+MAX_NAMES = 100_000
+PROGRAM_TIMEOUT_S = 5.0
+# In our launcher, and in no other program.
+_OURS = b"gpuruntime-launcher 1\n"
+_MAX_PROGRAM_BYTES = 1 << 20
+_MAX_OUTPUT_BYTES = 64 << 10
+_CHUNK_BYTES = 64 << 10
+
+
+class Machine:
+    """The host whose `/` is the directory *root*; *is_live* if that is our own."""
+
+    def __init__(self, root: str = "/", environ: Mapping[str, str] | None = None) -> None:
+        """Open *root*; raise ConfigError if it is no directory. *environ* is that of the host."""
+        self.root = os.path.realpath(root)
+        try:
+            self._root = Root(self.root)
+        except OSError as error:
+            raise ConfigError(
+                f'cannot open "{root}": {error.strerror}', "name the root directory of a host"
+            ) from error
+        self.is_live = self.root == "/"
+        self.environ = dict(environ or {})
+        self._config: Config | None = None
+
+    def path(self, path: str) -> str:
+        """Return where *path* of the host is for us."""
+        return path if self.is_live else self.root + path
+
+    def real(self, path: str) -> str:
+        """Return the path without links that *path* leads to, "" if to nothing."""
+        try:
+            fd, real = self._root.resolve(path)
+        except OSError:
+            return ""
+        os.close(fd)
+        return real
+
+    def read(self, path: str, max_bytes: int = MAX_BYTES) -> str | None:
+        """Return the text of the file *path*, None if it cannot be had."""
+        data = self.read_bytes(path, max_bytes)
+        return None if data is None else data.decode("utf-8", "replace")
+
+    def read_bytes(self, path: str, max_bytes: int = MAX_BYTES) -> bytes | None:
+        """Return what the regular file *path* holds, None if it cannot be had or has more."""
+        try:
+            fd = self._root.open_path(path)
+        except OSError:
+            return None
+        try:
+            return _content(fd, max_bytes)
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+
+    def status(self, path: str) -> os.stat_result | None:
+        """Return the status of what *path* leads to, None if to nothing."""
+        try:
+            fd = self._root.open_path(path)
+        except OSError:
+            return None
+        try:
+            return os.fstat(fd)
+        finally:
+            os.close(fd)
+
+    def lstatus(self, path: str) -> os.stat_result | None:
+        """Return the status of *path* itself, None if there is nothing."""
+        parent, name = posixpath.split(path)
+        try:
+            fd = self._root.open_path(parent)
+        except OSError:
+            return None
+        try:
+            return os.stat(name, dir_fd=fd, follow_symlinks=False)
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+
+    def link(self, path: str) -> str | None:
+        """Return the target of the link *path*, None if it is none."""
+        parent, name = posixpath.split(path)
+        try:
+            fd = self._root.open_path(parent)
+        except OSError:
+            return None
+        try:
+            return os.readlink(name, dir_fd=fd)
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+
+    def names(self, directory: str) -> list[str]:
+        """Return the names in *directory*, sorted; none if it cannot be read."""
+        try:
+            fd = self._root.open_directory(directory)
+        except OSError:
+            return []
+        try:
+            return list_names(fd, MAX_NAMES)
+        except OSError:
+            return []
+        finally:
+            os.close(fd)
+
+    def glob(self, directory: str, pattern: str) -> list[str]:
+        """Return the paths in *directory* whose names fit *pattern*."""
+        found = fnmatch.filter(self.names(directory), pattern)
+        return [posixpath.join(directory, name) for name in found]
+
+    def exists(self, path: str) -> bool:
+        """Tell whether there is anything at *path*, a link to nothing included."""
+        return self.lstatus(path) is not None
+
+    def is_directory(self, path: str) -> bool:
+        """Tell whether *path* leads to a directory."""
+        found = self.status(path)
+        return found is not None and stat.S_ISDIR(found.st_mode)
+
+    def is_program(self, path: str) -> bool:
+        """Tell whether *path* leads to a file that may be executed."""
+        found = self.status(path)
+        return found is not None and stat.S_ISREG(found.st_mode) and bool(found.st_mode & 0o111)
+
+    def find_program(self, name: str) -> str:
+        """Return the path of the program *name*, "" if there is none."""
+        if "/" in name:
+            return name if self.is_program(name) else ""
+        said = [item for item in self.environ.get("PATH", "").split(":") if item.startswith("/")]
+        for directory in dict.fromkeys([*said, *STANDARD_PATH]):
+            if self.is_program(f"{directory}/{name}"):
+                return f"{directory}/{name}"
+        return ""
+
+    def beside(self, name: str) -> str:
+        """Return the path of *name* where the program that runs now is installed, "" if none."""
+        if not self.is_live:
+            return ""
+        places = (os.path.dirname(os.path.abspath(sys.argv[0])), os.path.join(sys.prefix, "bin"))
+        paths = [os.path.join(place, os.path.basename(name)) for place in places]
+        return next((path for path in paths if self.is_program(path)), "")
+
+    def is_ours(self, path: str) -> bool:
+        """Tell whether the program *path* is our launcher, by whatever name."""
+        data = self.read_bytes(path, _MAX_PROGRAM_BYTES)
+        return data is not None and _OURS in data
+
+    def output(self, *command: str) -> str:
+        """Return what *command* prints within a few seconds, "" if nothing; only of a live host.
+
+        To be used for `--version` alone, which changes nothing.
+        """
+        if not self.is_live:
+            return ""
+        try:
+            done = subprocess.run(
+                command,
+                check=False,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                timeout=PROGRAM_TIMEOUT_S,
+                cwd="/",
+            )
+        except (OSError, ValueError, subprocess.TimeoutExpired):
+            return ""
+        return done.stdout[:_MAX_OUTPUT_BYTES].decode("utf-8", "replace")
+
+    @property
+    def config(self) -> Config:
+        """The config.toml in force, or the defaults where it cannot be used."""
+        if self._config is None:
+            path = self.config_path()
+            values: dict[str, Any] = {}
+            if path:
+                try:
+                    values, _ = config_check.examine(files.parse(self.read(path) or "", path))
+                except ConfigError:
+                    values = {}
+            self._config = Config(values, path or None)
+        return self._config
+
+    def config_path(self) -> str:
+        """Return the path of the config.toml in force, "" if there is none."""
+        return next((p for p in settings.search_path(self.environ) if self.exists(p)), "")
+
+    def driver_root(self) -> Place:
+        """Return the driver root."""
+        return Place(self, self.config.driver_root or "/")
+
+    def dev(self) -> str:
+        """Return the directory of the device nodes: of the driver root if it has any, or /dev."""
+        root = self.config.driver_root.rstrip("/")
+        return f"{root}/dev" if root and self.exists(f"{root}/dev/nvidiactl") else "/dev"
+
+
+def _content(fd: int, max_bytes: int) -> bytes | None:
+    """Return what the regular file *fd* (O_PATH) holds, None if it is none, or has more.
+
+    In pieces: files of /proc/sys refuse to fill a large buffer.
+    """
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        return None
+    reader = reopen(fd, os.O_RDONLY)
+    try:
+        data = bytearray()
+        while chunk := os.read(reader, _CHUNK_BYTES):
+            data += chunk
+            if len(data) > max_bytes:
+                return None
+        return bytes(data)
+    finally:
+        os.close(reader)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A directory of a machine that can be a driver root."""
+
+    machine: Machine
+    path: str
+
+    def open(self) -> DriverRoot | None:
+        """Return it for discovery, None if it cannot be one."""
+        try:
+            return DriverRoot(self.machine.path(self.path))
+        except DiscoveryError:
+            return None
+
+
+def modified(machine: Machine, paths: Sequence[str]) -> tuple[float, str]:
+    """Return when the newest of the files *paths* was last written, and its path; (0, "")."""
+    found = [(machine.status(path), path) for path in paths]
+    return max(((status.st_mtime, path) for status, path in found if status), default=(0.0, ""))

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes of a host, as /proc tells; whoever may not see one does not hear of it."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gpuruntime.cli.checks.machine import Machine
+
+_STARTED_AT = 19  # of /proc/PID/stat, behind the name: field 22
+_TICKS_A_SECOND = 100  # USER_HZ, the same on every architecture that Linux has containers for
+_MAX_CMDLINE_BYTES = 1 << 16
+_UID = re.compile(r"^Uid:\s+(\d+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process: *name* is what the kernel calls it, *started* the time in seconds since 1970.
+
+    *is_of_host*: it sees the files that we see.
+    """
+
+    pid: int
+    name: str
+    words: tuple[str, ...]
+    uid: int
+    started: float
+    is_of_host: bool
+
+    def option(self, *names: str) -> str:
+        """Return the value of the first of the options *names* on its command line, "" if none."""
+        for index, word in enumerate(self.words):
+            option, equals, value = word.partition("=")
+            if option in names:
+                rest = self.words[index + 1 : index + 2]
+                return value if equals else "".join(rest)
+        return ""
+
+
+def running(machine: Machine, *names: str) -> list[Process]:
+    """Return the processes that the kernel, or the first word of their command, calls so."""
+    return [process for process in _all(machine) if process.name in names]
+
+
+def _all(machine: Machine) -> Iterator[Process]:
+    ours = machine.link("/proc/self/ns/mnt")
+    boot = _boot_time(machine)
+    for entry in machine.names("/proc"):
+        if not entry.isdigit():
+            continue
+        directory = f"/proc/{entry}"
+        fields = (machine.read(f"{directory}/stat") or "").rpartition(")")[2].split()
+        comm = (machine.read(f"{directory}/comm") or "").strip()
+        words = (machine.read(f"{directory}/cmdline", _MAX_CMDLINE_BYTES) or "").split("\0")
+        if not comm or len(fields) <= _STARTED_AT or not fields[_STARTED_AT].isdigit():
+            continue
+        uid = _UID.search(machine.read(f"{directory}/status") or "")
+        # The kernel keeps 15 characters of a name.
+        name = posixpath.basename(words[0])
+        yield Process(
+            int(entry),
+            name if name.startswith(comm) else comm,
+            tuple(words),
+            int(uid[1]) if uid else 0,
+            boot + int(fields[_STARTED_AT]) / _TICKS_A_SECOND,
+            machine.link(f"{directory}/ns/mnt") == ours,
+        )
+
+
+def _boot_time(machine: Machine) -> float:
+    """Return when the host started: exactly for this one, to the second for another."""
+    if machine.is_live:
+        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    found = re.search(r"^btime (\d+)", machine.read("/proc/stat") or "", re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+def open_files(machine: Machine, process: Process) -> int | None:
+    """Return how many files *process* may open, None if that cannot be told."""
+    limits = machine.read(f"/proc/{process.pid}/limits") or ""
+    found = re.search(r"^Max open files\s+(\S+)", limits, re.MULTILINE)
+    if not found:
+        return None
+    return int(found[1]) if found[1].isdigit() else 1 << 63
+
+
+def is_held(machine: Machine, path: str) -> bool:
+    """Tell whether some process listens on the socket *path*."""
+    names = {path, posixpath.normpath(machine.real(path) or path)}
+    if path.startswith("/run/"):
+        names.add(f"/var{path}")
+    lines = (machine.read("/proc/net/unix") or "").splitlines()
+    return any(line.split(" ")[-1] in names for line in lines)
+
+
+def home_of(machine: Machine, uid: int) -> str:
+    """Return the home of the user *uid*, "" if unknown."""
+    for line in (machine.read("/etc/passwd") or "").splitlines():
+        fields = line.split(":")
+        if len(fields) >= 6 and fields[2] == str(uid):
+            return fields[5]
+    return ""

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which engines are installed, in which version, and what CDI specs those read.
+
+A version is what the package manager's own files say, or the engine's program itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gpuruntime.cli.checks.machine import Machine
+
+Version = tuple[int, ...]
+# Program, names of packages, and from which release on it reads which version of specs; () is
+# what its releases before that read: none. From the module files of the releases.
+_NEVER: Version = ()
+_ENGINES: dict[str, tuple[str, tuple[str, ...], tuple[tuple[Version, Version], ...]]] = {
+    "podman": (
+        "podman",
+        ("podman",),
+        (
+            ((4, 1), (0, 4, 0)),
+            ((4, 3), (0, 5, 0)),
+            ((4, 7), (0, 6, 0)),
+            ((5, 1), (0, 7, 0)),
+            ((5, 2), (0, 8, 0)),
+            ((5, 5), (1, 0, 0)),
+        ),
+    ),
+    "docker": (
+        "dockerd",
+        ("docker.io", "docker-ce", "moby-engine", "docker"),
+        (
+            ((25,), (0, 6, 0)),
+            ((26, 1), (0, 7, 0)),
+            ((27, 4), (0, 8, 0)),
+            ((28, 1), (1, 0, 0)),
+            ((29, 2), (1, 1, 0)),
+        ),
+    ),
+    "containerd": (
+        "containerd",
+        ("containerd", "containerd.io"),
+        (
+            ((1, 7), (0, 5, 0)),
+            ((1, 7, 12), (0, 6, 0)),
+            ((1, 7, 16), (0, 7, 0)),
+            ((1, 7, 27), (0, 8, 0)),
+            ((2, 0, 5), (1, 0, 0)),
+            ((2, 2, 1), (1, 1, 0)),
+        ),
+    ),
+    "crio": (
+        "crio",
+        ("cri-o",),
+        (
+            ((1, 24), (0, 3, 0)),
+            ((1, 25), (0, 5, 0)),
+            ((1, 28), (0, 6, 0)),
+            ((1, 30), (0, 7, 0)),
+            ((1, 31), (0, 8, 0)),
+            ((1, 33), (1, 0, 0)),
+            ((1, 35), (1, 1, 0)),
+        ),
+    ),
+}
+_NUMBER = re.compile(r"(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """An engine: its *version* as text and *newest*, the CDI that it reads; () for none."""
+
+    name: str
+    version: str
+    newest: Version
+
+    def reads(self, cdi_version: str) -> bool:
+        """Tell whether it reads a spec that says *cdi_version* of itself."""
+        return bool(self.newest) and _parse(cdi_version.removeprefix("v")) <= self.newest
+
+
+def installed(machine: Machine) -> Iterator[Reader]:
+    """Give the engines that are installed, and whose version can be told."""
+    packages = dict(_packages(machine))
+    for name, (program, names, table) in _ENGINES.items():
+        version = _of_program(machine, program)
+        if not version:
+            version = next((packages[item] for item in names if item in packages), "")
+        number = _parse(version)
+        if number:
+            fitting = [newest for since, newest in table if since <= number]
+            yield Reader(name, version, fitting[-1] if fitting else _NEVER)
+
+
+def packages_of(machine: Machine, names: tuple[str, ...]) -> dict[str, str]:
+    """Return the versions of those packages *names* that are installed."""
+    return {name: version for name, version in _packages(machine) if name in names}
+
+
+def _of_program(machine: Machine, program: str) -> str:
+    """Return the version that *program* says, "" if it is not there or says none."""
+    path = machine.find_program(program)
+    if not path:
+        return ""
+    found = _NUMBER.search(machine.output(path, "--version"))
+    return found[0] if found else ""
+
+
+def _parse(text: str) -> Version:
+    found = _NUMBER.search(text)
+    return tuple(int(part) for part in found.groups() if part) if found else ()
+
+
+def _packages(machine: Machine) -> Iterator[tuple[str, str]]:
+    """Give name and version of each package of dpkg, apk and pacman, without their epochs."""
+    text = machine.read("/var/lib/dpkg/status", 64 << 20) or ""
+    for paragraph in text.split("\n\n"):
+        fields = dict(re.findall(r"^(Package|Status|Version): (.*)$", paragraph, re.MULTILINE))
+        if fields.get("Status", "").endswith(" installed") and "Version" in fields:
+            yield fields.get("Package", ""), _upstream(fields["Version"])
+    text = machine.read("/lib/apk/db/installed", 64 << 20) or ""
+    for paragraph in text.split("\n\n"):
+        fields = dict(re.findall(r"^(P|V):(.*)$", paragraph, re.MULTILINE))
+        if {"P", "V"} <= fields.keys():
+            yield fields["P"], _upstream(fields["V"])
+    for name in machine.names("/var/lib/pacman/local"):
+        found = re.fullmatch(r"(.+)-([^-]+)-[^-]+", name)
+        if found:
+            yield found[1], _upstream(found[2])
+
+
+def _upstream(version: str) -> str:
+    return version.rpartition(":")[2]

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks, in the order in which they are told: from the driver up to what is around."""
+
+from __future__ import annotations
+
+from gpuruntime.cli.checks import driver, engines, nodes, specs, surroundings, toolkits
+from gpuruntime.cli.checks.run import Check
+
+CHECKS: dict[str, Check] = {
+    "platform": driver.platform,
+    "module": driver.module,
+    "versions": driver.versions,
+    "libraries": driver.libraries,
+    "files": driver.files,
+    "loader-cache": driver.loader_cache,
+    "answer": driver.answer,
+    "gpus": driver.models,
+    "sharing": surroundings.sharing,
+    "daemons": driver.sockets,
+    "nodes": nodes.nodes,
+    "modes": nodes.modes,
+    "mig": nodes.mig,
+    "dev-char": nodes.dev_char,
+    "params": nodes.params,
+    "config": toolkits.config,
+    "snapshot": toolkits.snapshot,
+    "spec-dirs": specs.directories,
+    "specs": specs.files,
+    "spec-fresh": specs.fresh,
+    "spec-readers": specs.readable,
+    "spec-hooks": specs.hooks,
+    "engines": engines.engines,
+    "pods": engines.pods,
+    "rootless": engines.rootless,
+    "swarm": engines.swarm,
+    "builds": engines.builds,
+    "open-files": engines.limits,
+    "toolkits": toolkits.toolkits,
+    "runtime": toolkits.loop,
+    "ldconfig": toolkits.ldconfig,
+    "bytecode": toolkits.bytecode,
+    "user-namespace": toolkits.namespace,
+    "selinux": surroundings.selinux,
+    "metrics": surroundings.metrics,
+    "packages": surroundings.packages,
+}

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpuruntime info`: what a bug report needs and a test can load; no secrets, nothing changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from cdi.complete import in_user_namespace
+from gpuruntime import __version__, driver_version, model_json, slowpath
+from gpuruntime.cli import system_devices as devices
+from gpuruntime.cli.checks import driver, engine_files, readers, specs
+from gpuruntime.cli.checks.machine import Machine
+from gpuruntime.cli.output import write_stdout
+from gpuruntime.config import DEFAULTS
+from gpuruntime.errors import GpuRuntimeError, escape
+from gpuruntime.inventory_cache import inventory_of
+
+FORMAT = 1
+_PROGRAMS = ("runc", "crun", "containerd", "dockerd", "podman", "crio", "systemctl")
+_OURS = ("gpu-container-runtime", "gpu-container-runtime-hook", "gpu-cdi-hook")
+_HIERARCHY = re.compile(r" (/sys/fs/cgroup\S*) .* - (cgroup2?) \S+ (\S+)$", re.MULTILINE)
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--no-driver", is_flag=True, help="Do not ask the driver: it may hang, or start GPUs."
+)
+def info(*, as_json: bool, no_driver: bool) -> None:
+    """Print versions, the config in force, the driver, its devices, cgroups, CDI specs, engines.
+
+    To be sent with a bug report. There is no variable of the environment in it and nothing of a
+    container; UUIDs of GPUs, names of files and numbers of devices are.
+    """
+    found = collect(Machine("/", os.environ), ask_driver=not no_driver)
+    if as_json:
+        write_stdout(json.dumps(found, indent=2) + "\n")
+    else:
+        write_stdout("".join(f"{line}\n" for line in _lines("", found)))
+
+
+def collect(machine: Machine, *, ask_driver: bool) -> dict[str, Any]:
+    """Return what there is to say of *machine*, as JSON has it; `inventory` is that of a test."""
+    config = machine.config
+    inventory, problem = _inventory(machine) if ask_driver else (None, "not asked")
+    return {
+        "format": FORMAT,
+        "gpuruntime": __version__,
+        "python": platform.python_version(),
+        "kernel": os.uname().release,
+        "machine": os.uname().machine,
+        "distribution": _distribution(machine),
+        "programs": {name: _version(machine, name) for name in _PROGRAMS},
+        "ours": {name: machine.find_program(name) or machine.beside(name) for name in _OURS},
+        "engines": {item.name: item.version for item in readers.installed(machine)},
+        "config": {
+            "path": machine.config_path(),
+            # The rest is the defaults of this version.
+            "values": {
+                key: _without_secrets(key, value)
+                for key, value in config.values.items()
+                if DEFAULTS.get(key) != value
+            },
+        },
+        "driver": _driver(machine),
+        "inventory": inventory,
+        "inventory_problem": problem,
+        "devices": list(_nodes(machine)),
+        "cgroups": _cgroups(machine),
+        "user_namespace": {
+            "is_one": in_user_namespace({}),
+            "uid_map": (machine.read("/proc/self/uid_map") or "").split(),
+            "euid": os.geteuid(),
+        },
+        "specs": list(_specs(machine)),
+        "runtimes": list(_runtimes(machine)),
+    }
+
+
+def _without_secrets(key: str, value: Any) -> Any:  # noqa: ANN401 (as many types as options)
+    """Return *value* of the option *key*, of variables the names alone."""
+    if key.endswith(".environment") and isinstance(value, list):
+        return [f"{str(entry).partition('=')[0]}=..." for entry in value]
+    return value
+
+
+def _distribution(machine: Machine) -> str:
+    text = machine.read("/etc/os-release") or ""
+    found = re.search(r'^PRETTY_NAME="?([^"\n]*)"?$', text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def _version(machine: Machine, name: str) -> dict[str, str] | None:
+    path = machine.find_program(name)
+    if not path:
+        return None
+    lines = machine.output(path, "--version").splitlines()
+    return {"path": path, "version": lines[0] if lines else ""}
+
+
+def _driver(machine: Machine) -> dict[str, Any]:
+    return {
+        "root": machine.config.driver_root or "/",
+        "module": driver.loaded(machine),
+        "module_text": (machine.read(driver.MODULE) or "").splitlines()[:1],
+        "params": (machine.read("/proc/driver/nvidia/params") or "").splitlines(),
+        "majors": devices.majors(machine.read("/proc/devices") or ""),
+        "bus": driver.on_bus(machine),
+    }
+
+
+def _inventory(machine: Machine) -> tuple[dict[str, Any] | None, str]:
+    """Return what discovery finds, or why it finds nothing."""
+    config = machine.config
+    deadline_s = config["discovery-timeout"]
+    question = {"driver root": config.driver_root or "/", "deadline_s": deadline_s}
+    try:
+        answer = slowpath.ask(sys.executable, "discover", question, deadline_s)
+        return model_json.encode(inventory_of(answer)), ""
+    except GpuRuntimeError as error:
+        return None, str(error)
+
+
+def _nodes(machine: Machine) -> Iterator[str]:
+    """Give a line for each of the driver's nodes, as `ls -l` has it."""
+    dev = machine.dev()
+    for path in [*machine.glob(dev, "nvidia*"), *machine.glob(f"{dev}/nvidia-caps", "*")]:
+        status = machine.lstatus(path)
+        if status is not None and status.st_rdev:
+            numbers = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
+            yield f"{status.st_mode & 0o7777:04o} {status.st_uid}:{status.st_gid} {numbers} {path}"
+
+
+def _cgroups(machine: Machine) -> dict[str, Any]:
+    text = machine.read("/proc/self/mountinfo") or ""
+    return {
+        "unified": machine.exists("/sys/fs/cgroup/cgroup.controllers"),
+        "systemd": machine.is_directory("/run/systemd/system"),
+        "hierarchies": [" ".join(found) for found in _HIERARCHY.findall(text)],
+    }
+
+
+def _specs(machine: Machine) -> Iterator[dict[str, Any]]:
+    for file in specs.known(machine).files:
+        if file.spec is None:
+            yield {"path": file.path, "error": f"{file.error}"}
+            continue
+        edits = [file.spec.get("containerEdits") or {}]
+        edits += [device["containerEdits"] for device in file.spec["devices"]]
+        mounts = [mount["hostPath"] for item in edits for mount in item.get("mounts") or ()]
+        names = (os.path.basename(path) for path in mounts)
+        # Others have versions of their own.
+        versions = {driver_version.of_name(n) for n in names if n.startswith(specs.VERSIONED)}
+        yield {
+            "path": file.path,
+            "version": file.spec["cdiVersion"],
+            "kind": file.spec["kind"],
+            "devices": sorted(file.devices),
+            "driver_versions": sorted(versions - {""}),
+            "hooks": sorted({h["path"] for item in edits for h in item.get("hooks") or ()}),
+        }
+
+
+def _runtimes(machine: Machine) -> Iterator[dict[str, Any]]:
+    for engine in engine_files.known(machine):
+        yield {
+            "engine": engine.name,
+            "files": engine.paths,
+            "runtimes": {**engine.generated, **engine.runtimes},
+            "default": engine.default,
+            "problem": engine.problem,
+        }
+
+
+def _lines(name: str, value: Any) -> Iterator[str]:  # noqa: ANN401 (JSON)
+    """Give the lines `name.name: value` of *value*."""
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from _lines(f"{name}.{key}" if name else key, item)
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        for index, item in enumerate(value):
+            yield from _lines(f"{name}[{index}]", item)
+    elif isinstance(value, list):
+        yield f"{escape(name)}: {escape(', '.join(map(str, value)))}"
+    else:
+        shown = "-" if value in (None, "", {}) else str(value)
+        yield f"{escape(name)}: {escape(shown)}"

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpuruntime runtime configure`: make an engine know our runtime, or forget it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from gpuruntime.cli.comma_option import CommaOption
+from gpuruntime.cli.output import write_stdout
+from gpuruntime.engines import files, oci_hook, places, plans, records, targets, work
+from gpuruntime.engines.entry import Entry
+from gpuruntime.engines.places import Place
+from gpuruntime.engines.plans import Plan
+from gpuruntime.errors import ConfigError, escape
+
+# What the incumbent's flag says for "the engine's own default".
+SENTINEL = "RUNTIME_SPECIFIC_DEFAULT"
+PROGRAM = "gpu-container-runtime"
+HOOK = "gpu-container-runtime-hook"
+KUBELET = "/var/lib/kubelet/config.yaml"
+ASK_TIMEOUT_S = 30
+DIFFERENT = 1
+
+
+def _flag(*names: str, help_: str) -> Callable[..., Any]:
+    """Return an option that is true by its name alone, and may have a value after "="."""
+    return click.option(
+        *names, is_flag=False, flag_value="true", default=False, type=bool, help=help_, metavar=""
+    )
+
+
+@click.command()
+@click.option(
+    "--runtime",
+    "--engine",
+    "engine",
+    metavar="ENGINE",
+    help=f"The engine: {', '.join(places.names())}.  [default: the one that is here]",
+)
+@click.option("--config", "config_path", metavar="FILE", help="Its config file.")
+@click.option(
+    "--drop-in-config",
+    "drop_in",
+    metavar="FILE",
+    help='The drop-in to write; "": edit the config file itself.',
+)
+@click.option("--runtime-name", "--nvidia-runtime-name", "name", help="Our name in the engine.")
+@click.option("--runtime-path", "--nvidia-runtime-path", "path", help="The runtime's program.")
+@_flag("--set-as-default", "--nvidia-set-as-default", help_="Make it the default runtime.")
+@_flag("--cdi.enabled", "--cdi.enable", "--enable-cdi", "has_cdi", help_="Turn CDI on.")
+@click.option(
+    "--container-annotations",
+    "annotations",
+    cls=CommaOption,
+    metavar="PREFIX",
+    help="Have containerd hand on annotations that begin so; may be repeated.",
+)
+@_flag("--dry-run", help_="Print a diff, write nothing.")
+@_flag("--undo", help_="Take our runtime out again.")
+@_flag("--check", help_="Print a diff and exit with 1 if the engine is not configured so.")
+@click.option("--config-source", default="file", show_default=True, metavar="file|command")
+@click.option("--executable-path", default="", help="The engine's program, for the command.")
+@click.option("--config-mode", default="", help='"oci-hook": write a hook file instead.')
+@click.option("--oci-hook-path", default="", help="That file.  [default: standard output]")
+@click.option("--nvidia-runtime-hook-path", "--runtime-hook-path", "hook", help="Its program.")
+@click.option(
+    "--state-dir",
+    envvar="GPURUNTIME_STATE_DIRECTORY",
+    metavar="DIRECTORY",
+    help="Where it is kept what the files were before.",
+)
+@click.pass_context
+def configure(ctx: click.Context, /, **given: Any) -> None:  # noqa: ANN401 (click's)
+    """Make an engine know our runtime: edit its config, and say what to restart.
+
+    What is in the files stays, to the byte but for our lines. Nothing is restarted. "--undo"
+    gives back the files as they were, or, if somebody has edited them since, takes out ours.
+    """
+    options = _Options(**given)
+    if options.dry_run + options.undo + options.check > 1:
+        raise click.UsageError("--dry-run, --undo and --check exclude each other")
+    if options.is_hook and not options.oci_hook_path:
+        write_stdout(oci_hook.document(options.hook_program))
+        return
+    place, found = options.plan()
+    for note in found.notes:
+        _warn(note)
+    if options.undo:
+        _tell(work.undo(work.plan_undo(found.targets, options.state), options.state), place)
+        return
+    changes = work.plan(found.targets, options.state)
+    if not (options.dry_run or options.check):
+        _tell(work.configure(changes, options.state), place)
+    elif _show(changes) and options.check:
+        ctx.exit(DIFFERENT)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Options:
+    """The command line, and what it means on this host."""
+
+    engine: str | None
+    config_path: str | None
+    drop_in: str | None
+    name: str | None
+    path: str | None
+    set_as_default: bool
+    has_cdi: bool
+    annotations: tuple[str, ...]
+    dry_run: bool
+    undo: bool
+    check: bool
+    config_source: str
+    executable_path: str
+    config_mode: str
+    oci_hook_path: str
+    hook: str | None
+    state_dir: str | None
+
+    @property
+    def is_incumbent(self) -> bool:
+        """Whether we were called by the incumbent's name, whose defaults are others."""
+        return os.path.basename(sys.argv[0]) == "nvidia-ctk"
+
+    @property
+    def state(self) -> str:
+        """The directory of the records."""
+        return self.state_dir or records.default_directory(dict(os.environ), os.geteuid())
+
+    @property
+    def is_hook(self) -> bool:
+        """Whether a hook file is asked for, not a config."""
+        return self.config_mode in ("oci-hook", "hook")
+
+    @property
+    def hook_program(self) -> str:
+        """The program of that hook."""
+        incumbent = "/usr/bin/nvidia-container-runtime-hook"
+        return self.hook or (incumbent if self.is_incumbent else _installed(HOOK))
+
+    def plan(self) -> tuple[Place | None, Plan]:
+        """Return the engine, if it is one, and what there is to do; raise ConfigError if not."""
+        if self.is_hook:
+            text = oci_hook.document(self.hook_program)
+            path = os.path.abspath(self.oci_hook_path)
+            return None, Plan([plans.whole(path, text)], [])
+        if self.config_mode not in ("", "config", "config-file"):
+            _warn(f'ignoring unsupported config mode "{self.config_mode}"')
+        place = self.place()
+        entry = self.entry(place)
+        if self.undo:
+            return place, targets.for_undo(place, entry)
+        return place, targets.of(place, entry, self.source(place))
+
+    def place(self) -> Place:
+        """Return where the engine's config is; raise ConfigError if that cannot be told."""
+        host = places.this_host()
+        default = "docker" if self.is_incumbent else None
+        brand = "nvidia" if self.is_incumbent else "gpuruntime"
+        name = self.engine or default or places.choose(host)
+        place = places.find(name, host, brand)
+        if self.config_path:
+            path = os.path.abspath(self.config_path)
+            if place.family == "docker" and places.is_of_snap(path):
+                raise places.snap_refusal()
+            if path != place.config:
+                if not self.is_incumbent:
+                    place = places.beside(place, path, brand)
+                place = dataclasses.replace(place, config=path, socket="")
+        if self.drop_in is None or self.drop_in == SENTINEL:
+            return place
+        if self.drop_in and place.family in ("docker", "template"):
+            raise ConfigError(
+                f"{place.name} does not support drop-in configs", "leave --drop-in-config away"
+            )
+        if self.drop_in and not os.path.isabs(self.drop_in):
+            raise ConfigError(
+                f'the drop-in "{self.drop_in}" is no absolute path', "give it from / on"
+            )
+        return dataclasses.replace(place, drop_in=self.drop_in)
+
+    def entry(self, place: Place) -> Entry:
+        """Return the runtime that the engine is to know; raise ConfigError if it cannot be."""
+        brand = "nvidia" if self.is_incumbent else "gpuruntime"
+        default = _installed(PROGRAM)
+        if self.is_incumbent:
+            is_bare = place.family == "docker"
+            default = ("" if is_bare else "/usr/bin/") + "nvidia-container-runtime"
+        entry = Entry(
+            self.name or brand,
+            self.path or default,
+            is_default=self.set_as_default,
+            has_cdi=self.has_cdi,
+            annotations=self.annotations,
+            has_systemd_cgroup=_kubelet_wants_systemd(),
+        )
+        entry.check(is_absolute=place.family != "docker")
+        if entry.path.startswith("/") and not os.access(entry.path, os.X_OK) and not self.undo:
+            _warn(f'there is no program "{entry.path}" yet')
+        return entry
+
+    def source(self, place: Place) -> str | None:
+        """Return the config as the engine's own program prints it, None if not asked for."""
+        if self.config_source not in ("file", "command"):
+            raise ConfigError(
+                f'unrecognized config source "{self.config_source}"', 'use "file" or "command"'
+            )
+        if self.config_source == "file":
+            return None
+        if place.family not in ("containerd", "crio"):
+            _warn(f"{place.name} prints no config: its file is read")
+            return None
+        if place.family == "crio":
+            first = [self.executable_path or "crio", "status", "config"]
+            return _ask([first, ["crio-status", "config"]])
+        program = self.executable_path or "containerd"
+        chosen = ["--config", place.config] if os.path.exists(place.config) else []
+        return _ask([[program, *chosen, "config", "dump"]])
+
+
+def _show(changes: list[work.Change]) -> bool:
+    """Print *changes*, and tell whether there is one."""
+    write_stdout("".join(change.diff() for change in changes))
+    for change in changes:
+        word = "unchanged" if change.before == change.after else "differs"
+        click.echo(f'{word} "{escape(change.path)}"', err=True)
+    return any(change.before != change.after for change in changes)
+
+
+def _warn(note: str) -> None:
+    click.echo(f"warning: {escape(note)}", err=True)
+
+
+def _tell(done: list[str], place: Place | None) -> None:
+    """Say what was *done*, and what that needs to take effect."""
+    for line in done:
+        click.echo(escape(line), err=True)
+    if place is None or all(line.startswith("unchanged") for line in done):
+        return
+    if not place.restart:
+        click.echo("nothing to restart: the next container has it", err=True)
+        return
+    note = f" ({place.note})" if place.note else ""
+    click.echo(f'to put it into effect, run "{place.restart}"{note}', err=True)
+
+
+def _installed(program: str) -> str:
+    """Return the path of the *program* that is installed with us."""
+    beside = os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), program)
+    for path in (beside, os.path.join(sys.prefix, "bin", program)):
+        if os.access(path, os.X_OK):
+            return path
+    return os.path.join("/usr/bin", program)
+
+
+def _kubelet_wants_systemd() -> bool:
+    """Tell whether the kubelet of this host leaves cgroups to systemd."""
+    try:
+        text = files.read(KUBELET)
+    except ConfigError:
+        return False
+    return re.search(r"^cgroupDriver:\s*[\"']?systemd\b", text or "", re.MULTILINE) is not None
+
+
+def _ask(commands: list[list[str]]) -> str:
+    """Return what the first of *commands* that works prints; raise ConfigError if none does."""
+    errors = []
+    for command in commands:
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=True, timeout=ASK_TIMEOUT_S
+            )
+        except (OSError, ValueError) as error:
+            errors.append(f"{command[0]}: {error}")
+        except subprocess.CalledProcessError as error:
+            errors.append(f"{' '.join(command)}: status {error.returncode}: {error.stderr}")
+        except subprocess.TimeoutExpired:
+            errors.append(f"{' '.join(command)}: no answer in {ASK_TIMEOUT_S} s")
+        else:
+            return done.stdout
+    raise ConfigError(
+        f"the engine does not print its config: {'; '.join(errors)}",
+        'use "--config-source file", or name the program with "--executable-path"',
+    )

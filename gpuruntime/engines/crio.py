@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CRI-O's crio.conf and its drop-ins, which it merges key by key; pure."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from gpuruntime.engines.edits import Edit, look_up, table_at
+from gpuruntime.engines.entry import Entry, candidates
+
+RUNTIME = ("crio", "runtime")
+RUNTIMES = (*RUNTIME, "runtimes")
+DEFAULT = (*RUNTIME, "default_runtime")
+
+
+def configure(document: Mapping[str, Any], entry: Entry, source: Mapping[str, Any]) -> list[Edit]:
+    """Return the edits of *document* that make *entry* known.
+
+    It takes after a runtime of *source*, the config in force. Raises BadFileError if something
+    else is where a table must be.
+    """
+    table_at(document, RUNTIMES)
+    runtimes = table_at(source, RUNTIMES)
+    names = candidates(look_up(source, DEFAULT), entry.name)
+    copied = next((runtimes[name] for name in names if name in runtimes), None)
+    table = copy.deepcopy(copied) if isinstance(copied, dict) else {}
+    table["runtime_path"] = entry.path
+    table["runtime_type"] = "oci"
+    edits: list[Edit] = []
+    if entry.is_default:
+        edits.append((DEFAULT, entry.name))
+    elif look_up(document, DEFAULT) == entry.name:
+        edits.append((DEFAULT, None))
+    edits.append(((*RUNTIMES, entry.name), table))
+    return edits
+
+
+def remove(document: Mapping[str, Any], name: str) -> list[Edit]:
+    """Return the edits that take the runtime *name* out."""
+    runtimes = table_at(document, RUNTIMES)
+    edits: list[Edit] = []
+    if look_up(document, DEFAULT) == name:
+        edits.append((DEFAULT, None))
+    if name in runtimes:
+        edits.append((RUNTIMES if len(runtimes) == 1 else (*RUNTIMES, name), None))
+    return edits
+
+
+def merge(documents: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what *documents* are together: a later one wins, key by key."""
+    merged: dict[str, Any] = {}
+    for document in documents:
+        _merge_into(merged, document)
+    return merged
+
+
+def _merge_into(merged: dict[str, Any], document: Mapping[str, Any]) -> None:
+    for key, value in document.items():
+        if isinstance(value, dict) and isinstance(merged.get(key), dict):
+            _merge_into(merged[key], value)
+        else:
+            merged[key] = copy.deepcopy(value)

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edits of a config document, in its text; and what a text would be without edits of ours; pure.
+
+A document is one of three kinds: "json", "toml", or "text", of which only lines are known.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from gpuruntime.engines import json_text, toml_render, toml_text
+from gpuruntime.engines.errors import BadFileError
+
+Kind = Literal["json", "toml", "text"]
+Path = tuple[str, ...]
+# A path and the value that it is to have; None: it is to be gone.
+Edit = tuple[Path, Any]
+
+EMPTY = {"json": "{}", "toml": "", "text": ""}
+
+
+def parse(kind: Kind, text: str) -> dict[str, Any]:
+    """Return the document that *text* is; raise BadFileError if it is none."""
+    return json_text.parse(text) if kind == "json" else toml_text.parse(text)
+
+
+def look_up(document: Mapping[str, Any], path: Path) -> Any:  # noqa: ANN401 (any value)
+    """Return what is at *path*, None if nothing is; raise BadFileError if a part is no table."""
+    value: Any = document
+    for depth, part in enumerate(path):
+        if value is None:
+            break
+        if not isinstance(value, dict):
+            raise BadFileError(f'has "{".".join(path[:depth])}", which is no table', "correct it")
+        value = value.get(part)
+    return value
+
+
+def table_at(document: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the table at *path*, empty if there is none; raise BadFileError if it is none."""
+    found = look_up(document, path)
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise BadFileError(f'has "{".".join(path)}", which is no table', "correct it")
+    return found
+
+
+def put(document: dict[str, Any], path: Path, value: Any) -> None:  # noqa: ANN401 (any value)
+    """Change *document* so that it has *value* at *path*; None: nothing."""
+    for part in path[:-1]:
+        document = document.setdefault(part, {})
+    if value is None:
+        document.pop(path[-1], None)
+    else:
+        document[path[-1]] = value
+
+
+def rendered(found: Sequence[Edit]) -> str:
+    """Return a new TOML text that has the values of the edits *found*."""
+    document: dict[str, Any] = {}
+    for path, value in found:
+        put(document, path, value)
+    return toml_render.render(document)
+
+
+def apply(kind: Kind, text: str, edits: Sequence[Edit]) -> str:
+    """Return *text* with *edits* made; what is as wanted stays as it is written."""
+    language = json_text if kind == "json" else toml_text
+    for path, value in edits:
+        found = look_up(parse(kind, text), path)
+        if found == value and type(found) is type(value):
+            continue
+        if value is None:
+            text = language.remove(text, path)
+        elif isinstance(value, dict) and isinstance(found, dict):
+            inner = [((*path, key), None) for key in found if key not in value]
+            inner += [((*path, key), item) for key, item in value.items()]
+            text = apply(kind, text, inner)
+        else:
+            if found is not None and isinstance(found, dict) != isinstance(value, dict):
+                text = language.remove(text, path)
+            text = _put(kind, text, path, found, value)
+    return text
+
+
+def _put(kind: Kind, text: str, path: Path, found: Any, value: Any) -> str:  # noqa: ANN401
+    if kind == "json":
+        return json_text.assign(text, path, value)
+    if isinstance(found, list) and isinstance(value, list) and value and value[:-1] == found:
+        return toml_text.append_item(text, path, value[-1])
+    return toml_text.assign(text, path, value)
+
+
+def without(kind: Kind, text: str | None, original: str | None, written: str) -> str | None:
+    """Return *text* without what made *written* of *original*; None: there would be no file.
+
+    What somebody else has changed since stays. Raises BadFileError where that cannot be told.
+    """
+    if text is None or text == written:
+        return original if text is not None else None
+    if kind == "text":
+        return _without_lines(text, original, written)
+    before = parse(kind, original) if original is not None else {}
+    ours = parse(kind, written)
+    reverts = list(_reverts((), before, ours, parse(kind, text)))
+    text = apply(kind, text, reverts)
+    text = _prune(kind, text, before, ours)
+    is_bare = not _leaves(parse(kind, text)) and "#" not in text
+    return None if original is None and is_bare else text
+
+
+def is_same(kind: Kind, one: str | None, other: str | None) -> bool:
+    """Tell whether the two texts mean the same."""
+    if one is None or other is None or kind == "text":
+        return one == other
+    return repr(_sorted(parse(kind, one))) == repr(_sorted(parse(kind, other)))
+
+
+def _sorted(value: Any) -> Any:  # noqa: ANN401 (any value)
+    """Return *value* with its keys in order; by repr(), true is not 1, and nan is nan."""
+    if isinstance(value, dict):
+        return {key: _sorted(value[key]) for key in sorted(value)}
+    return [_sorted(item) for item in value] if isinstance(value, list) else value
+
+
+def _reverts(
+    path: Path, before: Mapping[str, Any], ours: Mapping[str, Any], now: Mapping[str, Any]
+) -> Iterator[Edit]:
+    """Give the edits that take what *ours* has changed in *before* out of *now*."""
+    for key in {**ours, **before}:
+        old, mine, here = before.get(key), ours.get(key), now.get(key)
+        if old == mine:
+            continue
+        if isinstance(mine, dict) and isinstance(here, dict):
+            yield from _reverts((*path, key), old if isinstance(old, dict) else {}, mine, here)
+        elif here == mine:
+            yield (*path, key), old
+        elif isinstance(mine, list) and isinstance(here, list):
+            had = old if isinstance(old, list) else []
+            kept = [item for item in here if item not in mine or item in had]
+            yield (*path, key), kept if kept or old is not None else None
+
+
+def _prune(kind: Kind, text: str, before: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """Take out tables of *ours* that are empty now and were not there *before*."""
+    for path in sorted(_tables((), ours), key=len, reverse=True):
+        document = parse(kind, text)
+        try:
+            if look_up(document, path) == {} and look_up(before, path) is None:
+                text = apply(kind, text, [(path, None)])
+        except BadFileError:
+            # Somebody has made something else of a table on the way.
+            continue
+    return text
+
+
+def _tables(path: Path, table: Mapping[str, Any]) -> Iterator[Path]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield (*path, key)
+            yield from _tables((*path, key), value)
+
+
+def _leaves(table: Mapping[str, Any]) -> bool:
+    """Tell whether *table* has anything but its format's version."""
+    return any(
+        _leaves(value) if isinstance(value, dict) else True
+        for key, value in table.items()
+        if key != "version"
+    )
+
+
+def _without_lines(text: str, original: str | None, written: str) -> str | None:
+    """Take out the lines that *written* has and *original* had not; they must be in one piece."""
+    old = (original or "").splitlines(keepends=True)
+    new = written.splitlines(keepends=True)
+    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+    for tag, _, _, begin, end in reversed(matcher.get_opcodes()):
+        if tag == "equal":
+            continue
+        piece = "".join(new[begin:end])
+        # What made the file's last line one of two.
+        piece = piece if piece in text else piece.strip("\n")
+        if not piece or piece not in text:
+            continue
+        text = text.replace(piece, "", 1)
+    return None if original is None and not text.strip() else text
+
+
+def difference(before: str | None, after: str | None, path: str) -> str:
+    """Return a unified diff of the file *path*."""
+    old, new = (_lines(text) for text in (before, after))
+    names = ["/dev/null" if text is None else path for text in (before, after)]
+    return "".join(difflib.unified_diff(old, new, names[0], names[1]))
+
+
+def _lines(text: str | None) -> list[str]:
+    lines = (text or "").splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):
+        lines[-1] += "\n\\ No newline at end of file\n"
+    return lines

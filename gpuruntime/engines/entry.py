@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine is to be told of a runtime."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from gpuruntime.errors import ConfigError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+# What engines have by themselves, and must keep.
+_RESERVED = frozenset(("runc", "crun", "io.containerd.runc.v2"))
+# Runtimes whose name begins so are fronts to others: nothing to take options from.
+FRONTS = ("nvidia", "gpuruntime")
+LOW_LEVEL = ("runc", "crun")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A runtime: its *name* in the engine, its program, and what is asked for besides."""
+
+    name: str
+    path: str
+    is_default: bool = False
+    has_cdi: bool = False
+    annotations: tuple[str, ...] = ()
+    has_systemd_cgroup: bool = False
+
+    def check(self, *, is_absolute: bool) -> None:
+        """Raise ConfigError if name or path cannot be what they are for."""
+        if not _NAME.fullmatch(self.name):
+            raise ConfigError(
+                f'invalid runtime name "{self.name}"',
+                "use letters, digits, and _ . - inside",
+            )
+        if self.name in _RESERVED:
+            raise ConfigError(
+                f'"{self.name}" is the engine\'s own runtime', "choose another --runtime-name"
+            )
+        if is_absolute and not self.path.startswith("/"):
+            raise ConfigError(
+                f'the runtime\'s path "{self.path}" is not absolute',
+                "give --runtime-path from / on",
+            )
+        if not self.path or not self.path.isprintable() or "{{" in self.path:
+            raise ConfigError(
+                f'the runtime\'s path "{self.path}" is none', "give the path of the program"
+            )
+
+    def annotation_patterns(self) -> list[str]:
+        """Return what containerd is to hand on of a container's annotations."""
+        return [prefix if prefix.endswith("*") else f"{prefix}*" for prefix in self.annotations]
+
+
+def candidates(default: object, name: str) -> list[str]:
+    """Return the names of the runtimes whose options *name* takes over, the best first."""
+    first = [default] if isinstance(default, str) and default and default != name else []
+    return [other for other in first if not other.startswith(FRONTS)] + list(LOW_LEVEL)

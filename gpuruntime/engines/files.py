@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read, replace and remove the config files of engines: all or nothing, links and modes kept."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from gpuruntime.errors import ConfigError
+from gpuruntime.trust import may_trust
+
+MAX_BYTES = 1 << 20
+NEW_FILE_MODE = 0o644
+
+
+def read(path: str) -> str | None:
+    """Return the text of the file *path*, None if there is none; raise ConfigError if unusable."""
+    try:
+        # O_NONBLOCK: a FIFO must not hang us.
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        if os.path.islink(path):
+            raise ConfigError(
+                f'"{path}" is a link to nothing', "remove it, or make what it leads to"
+            ) from None
+        return None
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from error
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ConfigError(f'"{path}" is no regular file', "name a config file")
+        with open(fd, "rb", closefd=False) as stream:
+            data = stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    finally:
+        os.close(fd)
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f'"{path}" has more than {MAX_BYTES} bytes', "name a config file")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f'"{path}" line {line}: no UTF-8', "correct the file") from error
+    if text.startswith("\ufeff"):
+        raise ConfigError(
+            f'"{path}" begins with a byte order mark', "save it as UTF-8 without one"
+        )
+    return text
+
+
+def replace(path: str, text: str, mode: int = NEW_FILE_MODE) -> None:
+    """Have *text* in the file *path*, atomically; missing directories are made (0755).
+
+    A file that is there keeps mode, owner and extended attributes, a link to it stays one. Raises
+    ConfigError with nothing half-written.
+    """
+    try:
+        target = resolve(path)
+        for directory in missing_directories(target):
+            os.mkdir(directory, 0o755)
+        _replace(target, text.encode(), mode)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f'cannot write "{path}": {_reason(error)}', "run as root, or name another file"
+        ) from error
+
+
+def remove(path: str, directories: list[str]) -> None:
+    """Remove the file *path*, and those of *directories* that are empty then."""
+    try:
+        target = resolve(path)
+        os.unlink(target)
+        _sync(os.path.dirname(target))
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise ConfigError(f'cannot remove "{path}": {_reason(error)}', "run as root") from error
+    for directory in sorted(directories, key=len, reverse=True):
+        try:
+            os.rmdir(directory)
+        except OSError:
+            # Somebody else has put something there, or has removed it.
+            return
+
+
+def missing_directories(path: str) -> list[str]:
+    """Return the directories that must be made for the file *path*, the outermost first."""
+    missing = []
+    directory = os.path.dirname(resolve(path))
+    while not os.path.isdir(directory):
+        missing.append(directory)
+        directory = os.path.dirname(directory)
+    return missing[::-1]
+
+
+def resolve(path: str) -> str:
+    """Return the path of the file that *path* is, or leads to if it is a link."""
+    if os.path.islink(path) and not may_trust(os.stat(os.path.dirname(os.path.abspath(path)))):
+        # Someone else's link could lead anywhere, and we are root.
+        raise ConfigError(
+            f'"{path}" is a link where others may write', "name the file that is meant"
+        )
+    return os.path.realpath(path)
+
+
+def _replace(path: str, data: bytes, mode: int) -> None:
+    directory, name = os.path.split(path)
+    try:
+        before = os.stat(path)
+    except FileNotFoundError:
+        before = None
+    dirfd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # Hidden, and without the name's suffix: an engine reads no "*.toml" of ours by halves.
+        temporary = f".gpuruntime.{os.urandom(8).hex()}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(temporary, flags, 0o600, dir_fd=dirfd)
+        try:
+            with open(fd, "wb") as stream:
+                stream.write(data)
+                stream.flush()
+                if before is not None:
+                    _take_after(fd, path, before)
+                # After the owner: a change of that takes bits away.
+                os.fchmod(fd, mode if before is None else stat.S_IMODE(before.st_mode))
+                os.fsync(fd)
+            os.rename(temporary, name, src_dir_fd=dirfd, dst_dir_fd=dirfd)
+        except BaseException:
+            os.unlink(temporary, dir_fd=dirfd)
+            raise
+        os.fsync(dirfd)
+    finally:
+        os.close(dirfd)
+
+
+def _take_after(fd: int, path: str, before: os.stat_result) -> None:
+    """Give *fd* the owner and the extended attributes, as of SELinux, of the file *path*."""
+    status = os.fstat(fd)
+    if (before.st_uid, before.st_gid) != (status.st_uid, status.st_gid):
+        os.fchown(fd, before.st_uid, before.st_gid)
+    try:
+        names = os.listxattr(path)
+    except OSError:
+        # A file system without them.
+        return
+    for name in names:
+        try:
+            os.setxattr(fd, name, os.getxattr(path, name))
+        except OSError:
+            # A label that only the kernel gives, or that we may not set: the new file has its own.
+            continue
+
+
+def _sync(directory: str) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _unreadable(path: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f'cannot read "{path}": {_reason(error)}', "make the file readable, or run as root"
+    )
+
+
+def _reason(error: Exception) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)

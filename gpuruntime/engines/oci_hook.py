@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hook file that podman and CRI-O once were configured by; pure."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from gpuruntime.errors import ConfigError
+
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def document(program: str) -> str:
+    """Return a hook file by which every container has the prestart hook *program*."""
+    if not program.startswith("/"):
+        raise ConfigError(f'the hook\'s path "{program}" is not absolute', "give it from / on")
+    directory = os.path.dirname(program)
+    path = _PATH if directory in _PATH.split(":") else f"{_PATH}:{directory}"
+    hook = {
+        "version": "1.0.0",
+        "hook": {
+            "path": program,
+            "args": [os.path.basename(program), "prestart"],
+            "env": [f"PATH={path}"],
+        },
+        "when": {"always": True, "commands": [".*"]},
+        "stages": ["prestart"],
+    }
+    return json.dumps(hook, indent=2) + "\n"

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where each engine has its config, by which name it is restarted, and which engines are here."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from gpuruntime.engines import daemons
+from gpuruntime.engines.daemons import Daemon
+from gpuruntime.errors import ConfigError
+
+Family = Literal["docker", "containerd", "k0s", "crio", "podman", "template"]
+
+ALIASES = {"cri-o": "crio", "docker-snap": "snap-docker"}
+CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
+_RANCHER = "/var/lib/rancher/{}/agent/etc/containerd"
+_SNAP_DOCKER = ("/var/snap/docker/", "/snap/docker/")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An engine: the *config* to edit, the *drop_in* to write instead ("": there is none).
+
+    *more* is another drop-in, of RKE2 and k3s only. *restart* is the command, *note* is for the
+    reader of it. The daemon that reads *config* answers at *socket*, if that is known.
+    """
+
+    name: str
+    family: Family
+    config: str
+    drop_in: str
+    restart: str
+    more: str = ""
+    note: str = ""
+    socket: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What places depend on: the environment, the user, what exists, and the daemons."""
+
+    environ: Mapping[str, str]
+    uid: int
+    exists: Callable[[str], bool]
+    daemons: tuple[Daemon, ...]
+
+
+def this_host() -> Host:
+    """Return the host that this runs on."""
+    return Host(os.environ, os.geteuid(), os.path.lexists, tuple(daemons.running()))
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of the engines."""
+    return (*_PLACES, "docker-rootless")
+
+
+def find(name: str, host: Host, brand: str) -> Place:
+    """Return the place of the engine *name*; a drop-in is named after *brand*.
+
+    Raises ConfigError if there is no such engine, or if nothing can be done for it.
+    """
+    name = ALIASES.get(name, name)
+    if name == "snap-docker" or (name == "docker" and _is_snap(host)):
+        raise snap_refusal()
+    if name == "docker-rootless":
+        config = os.path.join(_home_config(host), "docker", "daemon.json")
+        return Place(name, "docker", config, "", "systemctl --user restart docker")
+    if name not in _PLACES:
+        raise ConfigError(f"unrecognized runtime '{name}'", f"name one of {', '.join(names())}")
+    family, config, drop_in, restart = _PLACES[name]
+    if name == "podman" and host.uid != 0:
+        directory = os.path.join(_home_config(host), "containers")
+        config = f"{directory}/containers.conf"
+        drop_in = f"{directory}/containers.conf.d/99-{{}}.conf"
+    elif name in ("docker", "containerd"):
+        config = _of_daemon(name, host) or config
+        drop_in = drop_in and f"{os.path.dirname(config)}/conf.d/99-{{}}.toml"
+    more = f"/etc/rancher/{name}/config.yaml.d/99-{brand}.yaml" if family == "template" else ""
+    note = _NOTES.get(name, "")
+    socket = CONTAINERD_SOCKET if config == "/etc/containerd/config.toml" else ""
+    return Place(name, family, config, drop_in.format(brand), restart, more, note, socket)
+
+
+def beside(place: Place, path: str, brand: str) -> Place:
+    """Return *place* for the config *path* that the engine is told to read, not its usual one.
+
+    containerd imports from anywhere. CRI-O and podman have their drop-ins in one directory, which
+    is of no use to somebody who runs them on another file: that is edited itself.
+    """
+    directory = os.path.dirname(path)
+    drop_in = place.drop_in
+    if place.family in ("crio", "podman"):
+        drop_in = ""
+    elif drop_in:
+        name = os.path.basename(os.path.dirname(drop_in))
+        drop_in = os.path.join(directory, name, f"99-{brand}.toml")
+    more = place.more and os.path.join(directory, os.path.basename(place.more))
+    return dataclasses.replace(place, config=path, drop_in=drop_in, more=more)
+
+
+_PLACES: dict[str, tuple[Family, str, str, str]] = {
+    "docker": ("docker", "/etc/docker/daemon.json", "", "systemctl restart docker"),
+    "containerd": (
+        "containerd",
+        "/etc/containerd/config.toml",
+        "/etc/containerd/conf.d/99-{}.toml",
+        "systemctl restart containerd",
+    ),
+    "crio": (
+        "crio",
+        "/etc/crio/crio.conf",
+        "/etc/crio/crio.conf.d/99-{}.toml",
+        "systemctl restart crio",
+    ),
+    "podman": (
+        "podman",
+        "/etc/containers/containers.conf",
+        "/etc/containers/containers.conf.d/99-{}.conf",
+        "",
+    ),
+    "k3s": ("template", _RANCHER.format("k3s"), "", "systemctl restart k3s"),
+    "rke2": ("template", _RANCHER.format("rke2"), "", "systemctl restart rke2-server"),
+    "microk8s": (
+        "containerd",
+        "/var/snap/microk8s/current/args/containerd-template.toml",
+        "",
+        "snap restart microk8s.daemon-containerd",
+    ),
+    "k0s": (
+        "k0s",
+        "/etc/k0s/containerd.toml",
+        "/etc/k0s/containerd.d/99-{}.toml",
+        "systemctl restart k0sworker",
+    ),
+}
+_NOTES = {
+    "k3s": 'on an agent the service is "k3s-agent"',
+    "rke2": 'on an agent the service is "rke2-agent"',
+    "k0s": 'on a node that is a controller too the service is "k0scontroller"',
+}
+# What an engine leaves on a host that it is installed on.
+_TRACES = {
+    "docker": ("/etc/docker/daemon.json", "/run/docker.sock", "/usr/bin/dockerd"),
+    "crio": ("/etc/crio", "/usr/bin/crio"),
+    "podman": ("/usr/bin/podman",),
+    "k3s": ("/etc/rancher/k3s", _RANCHER.format("k3s")),
+    "rke2": ("/etc/rancher/rke2", _RANCHER.format("rke2")),
+    "microk8s": ("/var/snap/microk8s",),
+    "k0s": ("/etc/k0s", "/var/lib/k0s"),
+    "containerd": ("/etc/containerd/config.toml", CONTAINERD_SOCKET),
+}
+
+
+def present(host: Host) -> list[str]:
+    """Return the names of the engines that are here; docker's containerd does not count."""
+    found = [name for name, paths in _TRACES.items() if any(map(host.exists, paths))]
+    found += [
+        daemon.name
+        for daemon in host.daemons
+        if daemon.name in ("docker", "crio") and daemon.name not in found
+    ]
+    rootless = os.path.join(_home_config(host), "docker", "daemon.json")
+    if host.uid != 0 and host.exists(rootless):
+        found = [name for name in found if name != "docker"] + ["docker-rootless"]
+    if "containerd" in found and len(found) > 1 and not _is_of_its_own(host):
+        found.remove("containerd")
+    if "docker" not in found and _is_snap(host):
+        found.append("snap-docker")
+    return found
+
+
+def choose(host: Host) -> str:
+    """Return the name of the one engine that is here; raise ConfigError if it is not one."""
+    found = present(host)
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise ConfigError("no engine found here", f"name one with --runtime: {', '.join(names())}")
+    raise ConfigError(
+        f"there are several engines here: {', '.join(found)}", "name the one with --runtime"
+    )
+
+
+def _is_of_its_own(host: Host) -> bool:
+    """Tell whether a containerd with its own config is there, not one of docker or of k3s."""
+    return host.exists("/etc/containerd/config.toml") and host.exists("/var/lib/kubelet")
+
+
+def _is_snap(host: Host) -> bool:
+    """Tell whether the docker of this host is the snap, and no other."""
+    running = [daemon for daemon in host.daemons if daemon.name == "docker"]
+    if running:
+        return all(daemon.program.startswith("/snap/docker/") for daemon in running)
+    return host.exists("/snap/docker") and not host.exists("/usr/bin/dockerd")
+
+
+def is_of_snap(path: str) -> bool:
+    """Tell whether the file *path* is one of the docker snap."""
+    return os.path.abspath(path).startswith(_SNAP_DOCKER)
+
+
+def snap_refusal() -> ConfigError:
+    """Return why the docker snap cannot be configured."""
+    return ConfigError(
+        "docker from the snap cannot run a program of the host: its dockerd lives in the snap's "
+        "own mount namespace, where neither our runtime nor the driver's files are",
+        'remove it ("snap remove docker") and install docker from the distribution\'s or '
+        "docker's packages",
+    )
+
+
+def _home_config(host: Host) -> str:
+    home = host.environ.get("HOME") or "/"
+    return host.environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
+
+
+def _of_daemon(name: str, host: Host) -> str | None:
+    """Return the config that the running daemon was told to read, None if none or by default."""
+    told = {daemon.config for daemon in host.daemons if daemon.name == name and daemon.config}
+    return told.pop() if len(told) == 1 else None

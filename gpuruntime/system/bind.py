@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bring a file of the host into a container's root, as a mount of its own.
+
+On the start path, for the prestart hook alone: everywhere else the low-level runtime mounts. Needs
+Linux 5.12, whose mounts are made and changed before anybody can see them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import posixpath
+import stat
+
+from gpuruntime.errors import MountError
+from gpuruntime.record import Record
+from gpuruntime.system import syscalls
+from gpuruntime.system.paths import MAX_LINKS
+from gpuruntime.system.syscalls import SyscallError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from gpuruntime.system.paths import Root
+
+_ATTRIBUTES = {
+    "ro": syscalls.MOUNT_ATTR_RDONLY,
+    "nosuid": syscalls.MOUNT_ATTR_NOSUID,
+    "nodev": syscalls.MOUNT_ATTR_NODEV,
+    "noexec": syscalls.MOUNT_ATTR_NOEXEC,
+}
+# What is at the path, or a link there that leads to nothing.
+_IN_THE_WAY = (errno.EISDIR, errno.ELOOP, errno.ENOENT)
+
+
+class BindMount(Record):
+    """Mount *host_path*, which is trusted, on *path* of the container, as *options* say."""
+
+    __slots__ = ("host_path", "options", "path")
+
+    def __init__(self, host_path: str, path: str, options: Collection[str]) -> None:
+        self.host_path = host_path
+        self.path = path
+        self.options = tuple(options)
+
+    def describe(self) -> str:
+        """Return the operation in one line."""
+        return f"mount {self.host_path} on {self.path}"
+
+    def execute(self, root: Root, warn: Callable[[str], None]) -> None:
+        """Carry it out below *root*, where it is not there already; raise MountError."""
+        del warn
+        hint = f'let "{posixpath.dirname(self.path)}" be a directory of the image'
+        try:
+            tree = self._clone()
+            try:
+                self._mount(root, tree)
+            finally:
+                os.close(tree)
+        except OSError as error:
+            if not os.path.lexists(self.host_path):
+                hint = f'check that "{self.host_path}" is there on the host'
+            elif error.errno == errno.ENOSYS:
+                hint = "use a kernel of 5.12 or later"
+            elif error.errno == errno.EROFS:
+                hint = "use runc, or a root that is not read-only"
+            elif error.errno in _IN_THE_WAY:
+                hint = f'take "{self.path}" out of the image'
+            raise MountError(
+                f'cannot mount "{self.host_path}" on "{self.path}" in the container: '
+                f"{error.strerror or error}",
+                hint,
+            ) from error
+
+    def _clone(self) -> int:
+        """Return a detached mount of the host's file, which is as it is to be in the container."""
+        attributes = 0
+        for option in self.options:
+            attributes |= _ATTRIBUTES.get(option, 0)
+        tree_too = syscalls.AT_RECURSIVE if "rbind" in self.options else 0
+        clone = syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC | tree_too
+        tree = syscalls.open_tree(syscalls.AT_FDCWD, self.host_path, clone)
+        try:
+            flags = syscalls.AT_EMPTY_PATH | tree_too
+            syscalls.mount_setattr(tree, attributes, syscalls.MS_PRIVATE, flags)
+        except BaseException:
+            os.close(tree)
+            raise
+        return tree
+
+    def _mount(self, root: Root, tree: int) -> None:
+        status = os.fstat(tree)
+        make = _make_directory if stat.S_ISDIR(status.st_mode) else _make_file
+        place, target = _open_target(root, self.path, make)
+        try:
+            there = os.fstat(target)
+            if stat.S_ISDIR(there.st_mode) != stat.S_ISDIR(status.st_mode):
+                code = errno.EISDIR if stat.S_ISDIR(there.st_mode) else errno.ENOTDIR
+                raise SyscallError(code, f'move_mount("{self.path}")')
+            if (there.st_dev, there.st_ino) == (status.st_dev, status.st_ino):
+                # Another hook has been here before, or a volume has it.
+                return
+            syscalls.move_mount(tree, target)
+        finally:
+            os.close(target)
+            os.close(place)
+
+
+def _open_target(root: Root, path: str, make: Callable[[int, str], None]) -> tuple[int, int]:
+    """Return descriptors of what to mount on, which is no link, and of the directory it is in.
+
+    Made with *make* if it is missing. A link is followed inside the root, and then it counts what
+    that directory has by its name; another link is followed in turn.
+    """
+    for _ in range(MAX_LINKS):
+        directory, name = posixpath.split(path)
+        place = root.open_directory(directory, create=True)
+        try:
+            try:
+                make(place, name)
+            except FileExistsError:
+                # The image's own, or of a container that was started before.
+                pass
+            target = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
+        except BaseException:
+            os.close(place)
+            raise
+        if not stat.S_ISLNK(os.fstat(target).st_mode):
+            return place, target
+        os.close(target)
+        os.close(place)
+        found, path = root.resolve(path)
+        os.close(found)
+    raise SyscallError(errno.ELOOP, f'open("{path}")')
+
+
+def _make_file(place: int, name: str) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    os.close(os.open(name, flags, 0o644, dir_fd=place))
+
+
+def _make_directory(place: int, name: str) -> None:
+    os.mkdir(name, 0o755, dir_fd=place)
+
+
+def _stop_propagation(place: int, target: int) -> None:
+    """Keep what is mounted on *target*, in the directory *place*, from reaching the host.
+
+    As gpuruntime.system.mounts does, but up from what is mounted on, by descriptors: the place can
+    be another by now than the one that its path leads to.
+    """
+    if _make_slave(target):
+        return
+    fd = os.dup(place)
+    try:
+        # At the latest, the container's root is the root of a mount.
+        while not _make_slave(fd):
+            above = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
+            os.close(fd)
+            fd = above
+    finally:
+        os.close(fd)
+
+
+def _make_slave(fd: int) -> bool:
+    """Make the mount of which *fd* is the root a slave; tell whether it is the root of one."""
+    try:
+        syscalls.mount_setattr(fd, 0, syscalls.MS_SLAVE)
+    except SyscallError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    return True

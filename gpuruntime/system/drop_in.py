@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our files in a container's /etc/ld.so.conf.d: what its own ldconfig is to scan first.
+
+On the start path. Each has one fixed name: a container that is restarted does not collect them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from gpuruntime.system import names
+from gpuruntime.system.paths import (
+    Root,
+    file_content,
+    list_names,
+    read_regular,
+    replace_file,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+DIRECTORY = "/etc/ld.so.conf.d"
+DRIVER = "00-gpuruntime.conf"
+# Before the driver's.
+COMPAT = "00-compat-gpuruntime.conf"
+HEADS = {
+    DRIVER: b"# Written at container start: where the GPU driver's libraries are.\n",
+    COMPAT: b"# Written at container start: the image's CUDA, newer than the host's driver.\n",
+}
+INCLUDE = b"include /etc/ld.so.conf.d/*.conf\n"
+MAX_CONF_BYTES = 1 << 20
+_MAX_FILES = 4096
+_MAX_KEPT_FILES = 16
+_MAX_KEPT_BYTES = 64 << 10
+
+
+def write(root: Root, name: str, directories: Sequence[str], warn: Callable[[str], None]) -> None:
+    """Make the file *name* list *directories*, if it does not already; raise OSError."""
+    _write_main(root, warn)
+    content = HEADS[name] + b"".join(os.fsencode(d) + b"\n" for d in directories)
+    dirfd = root.open_directory(DIRECTORY, create=True)
+    try:
+        if file_content(dirfd, name, MAX_CONF_BYTES) != content:
+            replace_file(dirfd, name, content, 0o644)
+    finally:
+        os.close(dirfd)
+
+
+def remove(root: Root, name: str) -> None:
+    """Remove the file *name* of an earlier start, if there is one of ours; raise OSError."""
+    try:
+        dirfd = root.open_directory(DIRECTORY)
+    except OSError:
+        return
+    try:
+        if (file_content(dirfd, name, MAX_CONF_BYTES) or b"").startswith(HEADS[name]):
+            os.unlink(name, dir_fd=dirfd)
+    finally:
+        os.close(dirfd)
+
+
+def read(root: Root, name: str) -> list[str]:
+    """Return the directories that our file *name* lists."""
+    try:
+        dirfd = root.open_directory(DIRECTORY)
+    except OSError:
+        return []
+    try:
+        content = file_content(dirfd, name, _MAX_KEPT_BYTES) or b""
+    finally:
+        os.close(dirfd)
+    return _directories(content) if content.startswith(HEADS[name]) else []
+
+
+def listed_before(root: Root) -> list[str]:
+    """Return the directories that files of the image list which sort before ours.
+
+    Its ldconfig scans them first: an image that has CUDA of its own may want that.
+    """
+    try:
+        dirfd = root.open_directory(DIRECTORY)
+    except OSError:
+        return []
+    try:
+        found = [
+            name
+            for name in list_names(dirfd, _MAX_FILES)
+            if name < DRIVER and name != COMPAT and name.endswith(".conf")
+        ]
+        contents = [file_content(dirfd, name, _MAX_KEPT_BYTES) for name in found[:_MAX_KEPT_FILES]]
+    except OSError:
+        # So many that it is no image's.
+        return []
+    finally:
+        os.close(dirfd)
+    return [d for content in contents for d in _directories(content or b"")]
+
+
+def has_ldconfig(root: Root) -> bool:
+    """Tell whether somebody in the container can read our files."""
+    return root.exists("/etc/ld.so.conf") or _has_program(root)
+
+
+def _has_program(root: Root) -> bool:
+    return root.exists("/sbin/ldconfig") or root.exists("/usr/sbin/ldconfig")
+
+
+def _directories(content: bytes) -> list[str]:
+    lines = content.decode("utf-8", "replace").splitlines()
+    return [line.strip() for line in lines if names.is_clean(line.strip())]
+
+
+def _write_main(root: Root, warn: Callable[[str], None]) -> None:
+    """See that /etc/ld.so.conf includes our directory: without it, ours is read by nobody."""
+    try:
+        fd = root.open_path("/etc/ld.so.conf")
+    except OSError as error:
+        if error.errno != errno.ENOENT or not _has_program(root):
+            return
+    else:
+        try:
+            content = read_regular(fd, "/etc/ld.so.conf", MAX_CONF_BYTES)
+        finally:
+            os.close(fd)
+        if not _includes_directory(content):
+            warn(
+                '"/etc/ld.so.conf" in the container does not include "/etc/ld.so.conf.d": '
+                "after its own ldconfig has run, the driver is not found"
+            )
+        return
+    etc = root.open_directory("/etc", create=True)
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open("ld.so.conf", flags, 0o644, dir_fd=etc)
+        try:
+            os.write(fd, INCLUDE)
+        finally:
+            os.close(fd)
+    finally:
+        os.close(etc)
+
+
+def _includes_directory(content: bytes) -> bool:
+    return any(
+        line.lstrip().startswith(b"include") and b"ld.so.conf.d" in line
+        for line in content.splitlines()
+    )

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Let a container's loader find libraries: glibc by its cache, musl by its list of directories.
+
+On the start path. Nothing of the container is executed, and of the host only its ldconfig, where
+the operator wants that and the container's cache cannot be merged with (system/sandbox.py).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import posixpath
+import stat
+
+from gpuruntime import ldcache
+from gpuruntime.errors import LdcacheError
+from gpuruntime.record import Record
+from gpuruntime.system import drop_in, mounts
+from gpuruntime.system.paths import Root, read_regular, replace_file
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Union
+
+    from gpuruntime.system.compat import CompatInUse, CudaCompat
+
+    Compat = Union[CudaCompat, CompatInUse]
+
+CACHE = "/etc/ld.so.cache"
+MAX_CACHE_BYTES = 8 << 20
+MAX_LIST_BYTES = 64 << 10
+# Whoever wants a library from there opens it by its path.
+_PLUGIN_DIRECTORIES = ("vdpau",)
+# What glibc's loader searches without any cache.
+_DEFAULT_DIRECTORIES = ("/lib", "/usr/lib", "/lib64", "/usr/lib64")
+# What musl's loader searches without a list; a list is in place of them.
+_MUSL_DIRECTORIES = ("/lib", "/usr/local/lib", "/usr/lib")
+# ABI of libraries → how musl calls it.
+_MUSL = {"x86-64": "x86_64", "aarch64": "aarch64", "i386": "i386", "riscv64": "riscv64"}
+
+
+class LoaderCache(Record):
+    """Let the container's loader find *entries*, now and after its own ldconfig has run.
+
+    Those of *compat*, where it is to be used, are found first. *ldconfig* is the host's, to be run
+    where the image's cache cannot be merged with, "" if it must not be.
+    """
+
+    __slots__ = ("compat", "entries", "ldconfig")
+
+    def __init__(
+        self,
+        entries: tuple[ldcache.Entry, ...],
+        compat: Compat | None = None,
+        ldconfig: str = "",
+    ) -> None:
+        self.entries = entries
+        self.compat = compat
+        self.ldconfig = ldconfig
+
+    def describe(self) -> str:
+        """Return the operation in one line."""
+        first = f"; first, {self.compat.describe()}" if self.compat else ""
+        return f"add {len(self.entries)} libraries to {CACHE}{first}"
+
+    def directories(self) -> list[str]:
+        """Return the directories of the libraries, each once."""
+        return list(dict.fromkeys(posixpath.dirname(entry.path) for entry in self.entries))
+
+    def execute(self, root: Root, warn: Callable[[str], None]) -> None:
+        """Carry it out below *root*.
+
+        Raises LdcacheError if that fails and the loader would not find the libraries anyway.
+        """
+        first = self.compat.apply(root, warn) if self.compat else ()
+        old, what = None, CACHE
+        try:
+            there, old = self._read_cache(root)
+            entries = (*first, *self.entries)
+            new = ldcache.merge(old, entries, keep_first=drop_in.listed_before(root))
+            may_write = new == there or _write_cache(root, new)
+            what = drop_in.DIRECTORY
+            # Where the cache can only be covered, there is no ldconfig that could run.
+            if may_write:
+                self._write_drop_in(root, old, warn)
+            what = "/etc/ld-musl-*.path"
+            self._write_musl_lists(root)
+        except (OSError, LdcacheError) as error:
+            why = error.message if isinstance(error, LdcacheError) else str(error)
+            hidden = self._not_found_without(root, old)
+            if hidden:
+                raise LdcacheError(
+                    f'cannot write "{what}" in the container: {why}; '
+                    f'its loader would not find "{hidden[0]}"',
+                    'let "/etc" hold plain files, and mount nothing read-only over it',
+                ) from error
+            warn(f'"{what}" in the container stays as it is: {why}')
+
+    def _read_cache(self, root: Root) -> tuple[bytes | None, bytes | None]:
+        """Return the cache that is there, and the one to merge with: that, or ldconfig's."""
+        there = None
+        try:
+            there = _read_cache(root)
+            if self.ldconfig:
+                _refuse_damage(root, there)
+        except (OSError, LdcacheError) as error:
+            if not self.ldconfig or (isinstance(error, OSError) and error.errno != errno.EFBIG):
+                raise
+            # A module of its own: hardly any start needs it.
+            from gpuruntime.system import sandbox  # noqa: PLC0415
+
+            return there, sandbox.build_cache(root, self.ldconfig)
+        return there, there
+
+    def _not_found_without(self, root: Root, image: bytes | None) -> list[str]:
+        """Return the libraries that the loader finds neither by itself nor in *image*, a cache."""
+        try:
+            cached = {row[:3] for row in ldcache.parse(image)} if image else set()
+        except LdcacheError:
+            cached = set()
+        return [
+            entry.path
+            for entry in self.entries
+            if (entry.soname, entry.path, entry.flags) not in cached
+            and posixpath.basename(posixpath.dirname(entry.path)) not in _PLUGIN_DIRECTORIES
+            and not _is_searched(root, posixpath.dirname(entry.path))
+        ]
+
+    def _write_drop_in(self, root: Root, image: bytes | None, warn: Callable[[str], None]) -> None:
+        """Name for ldconfig the directories that it does not scan, if there is an ldconfig."""
+        if self.compat is None:
+            drop_in.remove(root, drop_in.COMPAT)
+        # One that it scans already must not be named: it would come before the image's others.
+        names = [d for d in self.directories() if not _is_scanned(root, image, d)]
+        if names and drop_in.has_ldconfig(root):
+            drop_in.write(root, drop_in.DRIVER, names, warn)
+
+    def _write_musl_lists(self, root: Root) -> None:
+        """Add the directories to the list of each of musl's loaders that the image has."""
+        for abi, architecture in _MUSL.items():
+            flags = ldcache.ABI_FLAGS[abi]
+            wanted = [e.path for e in self.entries if e.flags == flags]
+            if wanted and root.exists(f"/lib/ld-musl-{architecture}.so.1"):
+                directories = dict.fromkeys(posixpath.dirname(path) for path in wanted)
+                _add_to_list(root, f"ld-musl-{architecture}.path", list(directories))
+
+
+def _read_cache(root: Root) -> bytes | None:
+    try:
+        fd = root.open_path(CACHE)
+    except OSError as error:
+        # A link that leads nowhere inside the container counts as none, and is replaced.
+        if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
+            return None
+        raise
+    try:
+        return read_regular(fd, CACHE, MAX_CACHE_BYTES)
+    finally:
+        os.close(fd)
+
+
+def _refuse_damage(root: Root, cache: bytes | None) -> None:
+    """Raise LdcacheError if *cache* is damaged, and an earlier start may have done it.
+
+    A cache that no loader can read counts as empty; but with our drop-in there, it is likely that
+    there was one that had the image's libraries.
+    """
+    if cache and drop_in.read(root, drop_in.DRIVER):
+        ldcache.parse(cache)
+
+
+def _write_cache(root: Root, content: bytes) -> bool:
+    """Write the cache, or cover it where it is on a read-only mount; tell whether it is written.
+
+    Never covered where it could be written: ldconfig could not replace it, and packages that run
+    ldconfig could not be installed.
+    """
+    try:
+        etc = root.open_directory("/etc", create=True)
+        try:
+            replace_file(etc, posixpath.basename(CACHE), content, 0o644)
+        finally:
+            os.close(etc)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        if not mounts.cover(root, CACHE, content, 0o644):
+            raise
+        return False
+    return True
+
+
+def _is_scanned(root: Root, image: bytes | None, directory: str) -> bool:
+    """Tell whether the image's ldconfig scans *directory*, under this name or another."""
+    return directory in _DEFAULT_DIRECTORIES or any(
+        ldcache.lists_directory(image, name) for name in _names_of(root, directory)
+    )
+
+
+def _is_searched(root: Root, directory: str) -> bool:
+    """Tell whether the image's loader searches *directory* without any cache."""
+    # Its default directories depend on how it was built: it finds libc.so.6 in one of them, and
+    # where /lib is no link to /usr/lib, in the twin of the other.
+    twin = directory[len("/usr") :] if directory.startswith("/usr/lib") else f"/usr{directory}"
+    return any(root.exists(f"{name}/libc.so.6") for name in (directory, twin))
+
+
+def _names_of(root: Root, directory: str) -> list[str]:
+    """Return *directory* and, where /lib is a link to usr/lib, its other name."""
+    names = [directory]
+    if directory.startswith("/usr/lib"):
+        other = directory[len("/usr") :]
+        if _is_same_directory(root, directory, other):
+            names.append(other)
+    return names
+
+
+def _is_same_directory(root: Root, one: str, other: str) -> bool:
+    found = []
+    for path in (one, other):
+        try:
+            fd = root.open_path(path)
+        except OSError:
+            return False
+        try:
+            status = os.fstat(fd)
+        finally:
+            os.close(fd)
+        found.append((stat.S_IFMT(status.st_mode), status.st_dev, status.st_ino))
+    return found[0] == found[1]
+
+
+def _add_to_list(root: Root, name: str, directories: list[str]) -> None:
+    """Add *directories* to musl's list *name* in /etc; raise OSError."""
+    try:
+        fd = root.open_path(f"/etc/{name}")
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
+            raise
+        listed = list(_MUSL_DIRECTORIES)
+    else:
+        try:
+            content = read_regular(fd, f"/etc/{name}", MAX_LIST_BYTES)
+        finally:
+            os.close(fd)
+        listed = os.fsdecode(content).replace(":", "\n").splitlines()
+        if not listed:
+            # With an empty list nothing of the image loads: it is not ours to change that.
+            return
+    missing = [directory for directory in directories if directory not in listed]
+    if missing:
+        etc = root.open_directory("/etc", create=True)
+        try:
+            replace_file(etc, name, os.fsencode("\n".join([*listed, *missing, ""])), 0o644)
+        finally:
+            os.close(etc)

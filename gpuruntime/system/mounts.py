@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mount a read-only file over a file of a container, by descriptors.
+
+On the start path. What is mounted is private, and nobody can write to it at any moment. Kernels
+before 5.12 have mount(2) alone; there the descriptors are named by /proc/self/fd.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import posixpath
+
+from gpuruntime.system import syscalls
+from gpuruntime.system.syscalls import SyscallError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpuruntime.system.paths import Root
+
+_PAGE_BYTES = 64 << 10
+_FILE = "file"
+_ATTRIBUTES = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV | syscalls.MOUNT_ATTR_NOEXEC
+_FLAGS = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
+
+
+def cover(root: Root, path: str, content: bytes, mode: int) -> bool:
+    """Mount a file with *content* on the name *path* of the container, whatever file has it.
+
+    False if there is none that has it. Raises OSError.
+    """
+    directory, name = posixpath.split(path)
+    try:
+        place = root.open_path(directory)
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            return False
+        raise
+    try:
+        try:
+            target = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
+        except FileNotFoundError:
+            return False
+        try:
+            _cover(root, directory, (place, target), (content, mode))
+        except SyscallError as error:
+            if error.errno != errno.ENOSYS:
+                raise
+            file = _cover_by_path(root, directory, (place, target), (content, mode))
+            _require_same(root, path, file)
+        finally:
+            os.close(target)
+    finally:
+        os.close(place)
+    return True
+
+
+def mount_id(fd: int) -> int:
+    """Return which mount *fd* is in: bind mounts of one file system have one device number."""
+    with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as lines:
+        return int(next(line for line in lines if line.startswith("mnt_id:"))[len("mnt_id:") :])
+
+
+def _cover(root: Root, directory: str, fds: tuple[int, int], file: tuple[bytes, int]) -> None:
+    place, target = fds
+    stop_propagation(root, directory)
+    mounted = _file_mount(place, *file)
+    try:
+        syscalls.move_mount(mounted, target)
+    finally:
+        os.close(mounted)
+
+
+def stop_propagation(root: Root, path: str) -> None:
+    """Keep what is mounted below *path* of the container from reaching the host; Linux 5.12."""
+    _stop_propagation(root, path, lambda fd: syscalls.mount_setattr(fd, 0, syscalls.MS_SLAVE))
+
+
+def _stop_propagation(root: Root, path: str, make_slave: Callable[[int], None]) -> None:
+    """Keep what is mounted below *path* of the container from reaching the host.
+
+    Where the container shares mounts with the host (`rshared`), ours would appear there and stay.
+    As a slave the mount still receives.
+    """
+    while True:
+        fd = root.open_path(path)
+        try:
+            make_slave(fd)
+        except SyscallError as error:
+            # Not the root of a mount: the one that this directory is in begins further up.
+            if error.errno != errno.EINVAL:
+                raise
+        else:
+            return
+        finally:
+            os.close(fd)
+        if path == "/":
+            return
+        path = posixpath.dirname(path)
+
+
+def _file_mount(place: int, content: bytes, mode: int) -> int:
+    """Return a detached, read-only mount of a file with *content* on a tmpfs of its own.
+
+    Before Linux 6.15 a file can be cloned only from a mount that is attached: the tmpfs is, on the
+    directory *place*, for that moment.
+    """
+    tmpfs = syscalls.new_tmpfs(_size(content), _ATTRIBUTES)
+    try:
+        _write(tmpfs, content, mode)
+        syscalls.mount_setattr(tmpfs, _ATTRIBUTES)
+        syscalls.move_mount(tmpfs, place)
+        try:
+            clone = syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC
+            mounted = syscalls.open_tree(tmpfs, _FILE, clone)
+        finally:
+            syscalls.umount_detached(tmpfs)
+    finally:
+        os.close(tmpfs)
+    syscalls.mount_setattr(mounted, _ATTRIBUTES | syscalls.MOUNT_ATTR_RDONLY)
+    return mounted
+
+
+def _cover_by_path(
+    root: Root, directory: str, fds: tuple[int, int], file: tuple[bytes, int]
+) -> tuple[int, int]:
+    """Do with mount(2) what `_cover` does; return device and inode of the file."""
+    place, target = fds
+    content, mode = file
+    _stop_propagation(root, directory, lambda fd: syscalls.mount("", fd, "", syscalls.MS_SLAVE))
+    source = f"gpuruntime-{os.urandom(8).hex()}"
+    syscalls.mount(source, place, "tmpfs", _FLAGS, f"size={_size(content)},mode=0755")
+    tmpfs = root.open_directory(directory)
+    try:
+        # The name may lead elsewhere by now, and then what is there is not ours.
+        if _source_of(tmpfs) != source:
+            raise SyscallError(errno.EAGAIN, f'mount on "{directory}", which somebody exchanged')
+        try:
+            syscalls.mount("", tmpfs, "", syscalls.MS_PRIVATE)
+            _write(tmpfs, content, mode)
+            read_only = syscalls.MS_REMOUNT | syscalls.MS_RDONLY
+            syscalls.mount("", tmpfs, "", read_only | _FLAGS)
+            fd = os.open(_FILE, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=tmpfs)
+            try:
+                syscalls.mount(f"/proc/self/fd/{fd}", target, "", syscalls.MS_BIND)
+                status = os.fstat(fd)
+            finally:
+                os.close(fd)
+        finally:
+            syscalls.umount_detached(tmpfs)
+    finally:
+        os.close(tmpfs)
+    return status.st_dev, status.st_ino
+
+
+def _require_same(root: Root, path: str, file: tuple[int, int]) -> None:
+    """Raise OSError if *path* leads to anything but *file*: somebody has moved what we covered."""
+    fd = root.open_path(path)
+    try:
+        status = os.fstat(fd)
+    finally:
+        os.close(fd)
+    if (status.st_dev, status.st_ino) != file:
+        raise SyscallError(errno.EAGAIN, f'mount on "{path}", which somebody exchanged')
+
+
+def _source_of(fd: int) -> str:
+    """Return the source of the mount that *fd* is in, as the kernel lists it."""
+    wanted = str(mount_id(fd))
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+        for line in lines:
+            if line.split(" ", 1)[0] == wanted:
+                return line.rpartition(" - ")[2].split(" ")[1]
+    return ""
+
+
+def _size(content: bytes) -> int:
+    """Return how large a tmpfs must be: whole pages, of the largest that there are."""
+    return (len(content) // _PAGE_BYTES + 1) * _PAGE_BYTES
+
+
+def _write(dirfd: int, content: bytes, mode: int) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(_FILE, flags, mode, dir_fd=dirfd)
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(fd, view) :]
+        os.fchmod(fd, mode)
+    finally:
+        os.close(fd)

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The prestart hook: what the container asks for → the driver's files in its root.
+
+OCI runtime config, "hooks", prestart: it runs on the host when the container's namespaces are
+there and its root is not entered. By then the low-level runtime has set the container's cgroup, so
+no device can be given any more: that is the runtime's part, and a container without it is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import signal
+
+from cdi.complete import complete
+from cdi.errors import CdiError
+from gpuruntime import __version__, automatic, injection, inventory_cache, request, slowpath
+from gpuruntime import config as settings
+from gpuruntime.errors import BundleError, ConfigError, RequestError, UnresolvedDeviceError
+from gpuruntime.oci.bundle import Bundle
+from gpuruntime.system import syscalls
+from gpuruntime.system.bind import BindMount
+from hooks import options, state, update_container
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Any
+
+    from cdi.wire import DeviceNode, OciConfig
+    from gpuruntime.config import Config
+    from gpuruntime.system.ops import Operation
+    from hooks.options import Given
+
+NAME = "prestart"
+# The incumbent's hook has them, and does nothing there.
+NOTHING = ("poststart", "poststop")
+CONFIG, VERSION = "config", "version"
+MAX_PID = 1 << 22
+# The incumbent's ways differ in who does it; what no other hook of ours does is done here.
+_COMPAT = {"ldconfig": True, "mount": True, "hook": True, "disabled": False}
+_COMPAT_OF_OLD = "allow-cuda-compat-libs-from-container"
+_ACCESS = frozenset("rwm")
+
+
+class Plan:
+    """What is to be done, and in the mount namespace of which process; *bundle* has the root."""
+
+    def __init__(self, bundle: str, pid: int, operations: Sequence[Operation]) -> None:
+        self.bundle = bundle
+        self.operations = operations
+        self._pid = pid
+
+    def enter(self) -> None:
+        """Enter that namespace; raise BundleError if it is not one that the container is to have.
+
+        Nothing is loaded from here on. What tells it from all others is the root: the low-level
+        runtime has mounted that once more, there alone, and has not made it `/` yet.
+        """
+        pid = self._pid
+        mounted = _mounts_on_root(self.bundle)
+        try:
+            process = os.pidfd_open(pid)
+            namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+            # A process that ended meanwhile may have left its number to another.
+            signal.pidfd_send_signal(process, 0)
+            ours, theirs = os.stat("/proc/self/ns/mnt"), os.fstat(namespace)
+            before = os.stat("/")
+            if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino):
+                raise _unusable(f"process {pid} is in the mount namespace of this hook")
+            syscalls.setns(namespace, syscalls.CLONE_NEWNS)
+            after = os.stat("/")
+        except OSError as error:
+            raise _unusable(f"process {pid}: {error.strerror or error}") from error
+        if (before.st_dev, before.st_ino) != (after.st_dev, after.st_ino):
+            raise _unusable(f"process {pid} has entered a root already")
+        if _mounts_on_root(self.bundle) <= mounted:
+            raise _unusable(f"process {pid} does not have its root mounted")
+        os.close(process)
+        os.close(namespace)
+
+
+def _mounts_on_root(bundle: str) -> int:
+    """Return how many mounts this process has on the root of *bundle*; raise BundleError."""
+    root = state.open_root(bundle)
+    path = os.readlink(f"/proc/self/fd/{root.fd}")
+    root.close()
+    for character in "\\ \t\n":
+        path = path.replace(character, f"\\{ord(character):03o}")
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+        return sum(line.split(" ", 5)[4] == path for line in lines)
+
+
+def read(arguments: list[str]) -> tuple[str, Given]:
+    """Return the command in *arguments*, "" where they cannot be read, and the options.
+
+    As in the incumbent's, options come first, and what is behind the command does not count.
+    """
+    at = 0
+    while at < len(arguments) and arguments[at].startswith("-"):
+        at += 2 if arguments[at] in (f"-{CONFIG}", f"--{CONFIG}") else 1
+    try:
+        given = options.parse("hook", arguments[:at], (CONFIG,), (VERSION,))
+    except RequestError:
+        return "", {}
+    return "".join(arguments[at : at + 1]), given
+
+
+def answer(command: str, given: Given, program: str) -> tuple[str, int]:
+    """Return what to say, and the exit status, of a *command* that has no work.
+
+    The version is what was asked for, and goes to standard output.
+    """
+    if VERSION in given:
+        os.write(1, f"{program} version {__version__}\n".encode("ascii", "backslashreplace"))
+        return "", 0
+    if command in NOTHING:
+        return "", 0
+    return f"usage: {program} [-debug] [-config FILE] prestart|poststart|poststop", 2
+
+
+def plan(state_: dict[str, Any], given: Given, cli_python: str) -> Plan | None:
+    """Return what the container of the OCI state *state_* is to get, None if it asks for nothing.
+
+    Raises GpuRuntimeError, also where the container's config does not grant its devices.
+    """
+    bundle = state.bundle_of(state_)
+    document = _read_config(bundle)
+    config = _load(options.last(given, CONFIG), cli_python)
+    legacy = f"{settings.RUNTIME}.mode"
+    asked = request.from_oci(document, settings.Config({**config.values, legacy: "legacy"}, None))
+    if not asked:
+        return None
+    _require_mode(config)
+    inventory = injection.inventory_for(
+        asked, lambda *, fresh: inventory_cache.of_machine(config, cli_python, fresh=fresh)
+    )
+    # The path of a hook is not used: its steps are taken here.
+    compat = _COMPAT.get(
+        config[f"{settings.RUNTIME}.modes.legacy.cuda-compat-mode"],
+        _COMPAT_OF_OLD in config.features,
+    )
+    style = automatic.style(config, "/gpu-cdi-hook", cuda_compat=compat)
+    _require_granted(automatic.grant(asked, inventory, config, style).edits, document)
+    edits = automatic.driver_edits(asked, inventory, config, style).edits
+    operations: list[Operation] = [
+        BindMount(mount["hostPath"], mount["containerPath"], mount["options"])
+        for mount in edits.get("mounts") or ()
+    ]
+    for hook in edits.get("hooks") or ():
+        operations += update_container.plan(update_container.read(hook["args"][2:]))
+    _load_modules(operations)
+    return Plan(bundle, _pid_of(state_), operations)
+
+
+def _load_modules(operations: Iterable[Operation]) -> None:
+    """Load what *operations* would load when they need it: then it is too late."""
+    from gpuruntime import cuda_compat, elf  # noqa: F401, PLC0415 (no other hook does so)
+
+    if any(getattr(operation, "ldconfig", "") for operation in operations):
+        from gpuruntime.system import sandbox  # noqa: F401, PLC0415 (as above)
+
+
+def _pid_of(state_: dict[str, Any]) -> int:
+    """Return the pid of the container's first process; raise BundleError."""
+    pid = state_.get("pid")
+    if type(pid) is not int or not 1 <= pid <= MAX_PID:
+        raise _unusable(f"the state on standard input has no pid: {repr(pid)[:80]}")
+    return pid
+
+
+def _read_config(bundle: str) -> OciConfig:
+    document, doubt = Bundle(bundle).parse()
+    if doubt is not None:
+        raise _unusable(f'the config.json of "{bundle}": {doubt}')
+    for member in ("ociVersion", "process", "root"):
+        if not document.get(member):
+            raise _unusable(f'the config.json of "{bundle}" has no "{member}"')
+    return document
+
+
+def _load(path: str, cli_python: str) -> Config:
+    """Return the config in force, or that of the file *path* if it is given."""
+
+    def compiled(path: str) -> Any:  # noqa: ANN401 (JSON)
+        answer = slowpath.ask(cli_python, "config", path)
+        if "error" in answer:
+            raise ConfigError(answer["error"], answer["hint"])
+        return answer["values"]
+
+    if path and not os.path.exists(path):
+        raise ConfigError(f'there is no config file "{path}"', "name one that exists")
+    return settings.load({"GPURUNTIME_CONFIG": path}, compiled)
+
+
+def _require_mode(config: Config) -> None:
+    """Raise ConfigError where this hook is not to be used."""
+    if config.mode in (settings.AUTO, settings.LEGACY):
+        return
+    if not config[f"{settings.RUNTIME}-hook.skip-mode-detection"]:
+        raise ConfigError(
+            f'invoking the hook directly, as "docker run --gpus" does, is not supported in the '
+            f'mode "{config.mode}"',
+            'use "docker run --runtime gpuruntime"',
+        )
+
+
+def _require_granted(edits: Any, document: OciConfig) -> None:  # noqa: ANN401 (Edits)
+    """Raise UnresolvedDeviceError if *document* does not allow the nodes of *edits*."""
+    try:
+        nodes = complete(edits)["deviceNodes"]
+    except CdiError as error:
+        raise UnresolvedDeviceError(
+            f"cannot give a device to the container: {error}",
+            'run "nvidia-modprobe -u -c 0" on the host',
+        ) from error
+    missing = [node["path"] for node in nodes if not is_granted(node, document)]
+    if missing:
+        raise UnresolvedDeviceError(
+            f"the container may not use {', '.join(missing)}, and a prestart hook cannot give a "
+            "device any more",
+            'run "gpuruntime runtime configure --set-as-default", then restart the engine',
+        )
+
+
+def is_granted(node: DeviceNode, document: OciConfig) -> bool:
+    """Tell whether *document* has *node* and lets the container read and write it."""
+    linux = document.get("linux") or {}
+    numbers = node["type"], node.get("major", 0), node.get("minor", 0)
+    there = any(
+        device.get("path") == node["path"]
+        # "u" is an older word for a character device: mknod(1).
+        and (str(device.get("type")).replace("u", "c"), device.get("major"), device.get("minor"))
+        == numbers
+        for device in linux.get("devices") or ()
+    ) or any(_brings(mount, node) for mount in document.get("mounts") or ())
+    return there and {"r", "w"} <= _access(numbers, (linux.get("resources") or {}).get("devices"))
+
+
+def _brings(mount: dict[str, Any], node: DeviceNode) -> bool:
+    """Tell whether *mount* is of the host's *node*, or of its directory."""
+    host_path = node.get("hostPath") or node["path"]
+    source, destination = str(mount.get("source")), str(mount.get("destination"))
+    if destination == node["path"]:
+        return source == host_path
+    return host_path == node["path"] and source == destination == posixpath.dirname(host_path)
+
+
+def _access(numbers: tuple[str, int, int], rules: Iterable[dict[str, Any]] | None) -> set[str]:
+    """Return what of "rwm" *rules* leave of a device; the last that is about it counts."""
+    allowed: set[str] = set()
+    for rule in rules or ():
+        kind = rule.get("type") or "a"
+        access = set(str(rule.get("access") or "rwm"))
+        if kind == "a":
+            # All devices, whatever numbers and access the rule has: cgroup-v1/devices.rst.
+            access = set(_ACCESS)
+        elif kind != numbers[0] or any(
+            rule.get(name) not in (None, -1, number)
+            for name, number in zip(("major", "minor"), numbers[1:])
+        ):
+            continue
+        allowed = allowed | access if rule.get("allow") else allowed - access
+    return allowed
+
+
+def _unusable(why: str) -> BundleError:
+    return BundleError(
+        f"the container cannot be worked on: {why}",
+        "let an OCI runtime call this hook as prestart hook; it is no command for people",
+    )

@@ -1,0 +1,460 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`prestart.py LOWLEVEL`: on the simulated host, containers whose files a prestart hook brings.
+
+Prints one JSON object. Its cases: status, output and error of the create; "states": what the hook
+says to states that are no container's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from drivers import BIN, SIMHOST, Bundle, run
+from scenario import CONFIG, WORK, main, nothing_left, without_unified
+from ways import CAPABILITIES, MODE, REQUIREMENT
+
+sys.path.append(str(Path(__file__).parents[1] / "hostile"))
+import noted
+
+HOOK = BIN / "gpu-container-runtime-hook"
+# Under the name that an engine knows, ours is not added a second time.
+ENGINES = WORK / "nvidia-container-runtime-hook"
+AUDITED = Path(__file__).with_name("audited.py")
+LOADED = WORK / "loaded"
+LIBRARIES = f"usr/lib/{os.uname().machine}-linux-gnu"
+VERSION = "550.163.01"
+CUDA = f"{LIBRARIES}/libcuda.so.{VERSION}"
+FIRST_ID = 100000
+SKIP = "nvidia-container-runtime-hook.skip-mode-detection"
+COMPAT_MODE = "nvidia-container-runtime.modes.legacy.cuda-compat-mode"
+COMPAT_OF_OLD = "features.allow-cuda-compat-libs-from-container"
+SECRET = "not for containers"
+
+Prepare = Callable[[Path, dict[str, Any]], None]
+
+
+class Bench(Bundle):
+    """Bundles with the driver's /proc already there for prestart hooks, as with a real driver.
+
+    Each is changed by *prepare* before it is created.
+    """
+
+    def __init__(self, lowlevel: str) -> None:
+        super().__init__(WORK, lowlevel)
+        self.prepare: Prepare = nothing
+        self.fakeproc = run(sys.executable, SIMHOST, "fakeproc").stdout.strip()
+        self.said = WORK / "said"
+        self.last = Path()
+
+    def _make(self, env: list[str]) -> Path:
+        self.last = super()._make(env)
+        change(self.last, self._finish)
+        return self.last
+
+    def _finish(self, config: dict[str, Any]) -> None:
+        config["hooks"]["prestart"] = [{"path": self.fakeproc}, *self.prestart]
+        # Where crun puts what hooks say; runc has it in its own error.
+        config["annotations"] = {"run.oci.hooks.stderr": str(self.said)}
+        del config["hooks"]["createRuntime"]
+        self.prepare(self.last / "rootfs", config)
+
+    def case(
+        self,
+        prepare: Prepare | None = None,
+        *,
+        devices: str | None = "1,3",
+        more: Sequence[str] = (),
+        plain: bool = False,
+    ) -> dict[str, Any]:
+        """Return what comes of a container; *plain*: the low-level runtime is not ours."""
+        self.prepare = prepare or nothing
+        before = mounted()
+        self.said.unlink(missing_ok=True)
+        done = self.create(devices, plain=plain, more=more)
+        return self.answer(done, before)
+
+    def answer(self, done: subprocess.CompletedProcess[str], before: list[str]) -> dict[str, Any]:
+        """Return what the function of that name does, and what hooks have said."""
+        found = answer(done, before)
+        if self.said.exists():
+            found["error"] += self.said.read_text()
+        return found
+
+    def again(self, **config: object) -> dict[str, Any]:
+        """Start another container on the last bundle, as it is by now, without our runtime."""
+        before = mounted()
+        self.said.unlink(missing_ok=True)
+        with configured({MODE: "legacy", **config}):
+            name = f"again-{self.count}"
+            done = run(self.lowlevel, "run", "--bundle", self.last, name, check=False)
+            run(self.lowlevel, "delete", "--force", name, check=False)
+        return self.answer(done, before)
+
+
+def nothing(root: Path, config: dict[str, Any]) -> None:
+    """Leave the container as it is."""
+    del root, config
+
+
+def answer(done: subprocess.CompletedProcess[str], before: list[str]) -> dict[str, Any]:
+    """Return what *done* printed, and what is mounted on the host that was not *before*."""
+    return {
+        "status": done.returncode,
+        "output": done.stdout,
+        "error": done.stderr,
+        "mounted": [line for line in mounted() if line not in before],
+    }
+
+
+def mounted() -> list[str]:
+    """Return where something is mounted on the host."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return [" ".join(line.split()[3:6]) for line in lines]
+
+
+def change(bundle: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    """Have *edit* change the config.json of *bundle*."""
+    path = bundle / "config.json"
+    config = json.loads(path.read_text())
+    edit(config)
+    path.write_text(json.dumps(config))
+
+
+@contextlib.contextmanager
+def configured(config: Mapping[str, object]) -> Iterator[None]:
+    """Have *config*, by key, in config.toml."""
+    CONFIG.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items()))
+    try:
+        yield
+    finally:
+        CONFIG.unlink()
+
+
+# The roots that an image could have, and containers that share mounts or ids.
+
+
+def link_at_a_library(root: Path, config: dict[str, Any]) -> None:
+    """Have a link out of the root where a library is to be, which is one inside for us."""
+    del config
+    place_of(root / CUDA).symlink_to(f"../../../../../../../..{WORK}/secret")
+    inside = Path(f"{root}{WORK}/secret")
+    place_of(inside).write_text("the container's own")
+
+
+def dangling_link(root: Path, config: dict[str, Any]) -> None:
+    """Have a link to nothing there."""
+    del config
+    place_of(root / CUDA).symlink_to("/nowhere/at/all")
+
+
+def looping_link(root: Path, config: dict[str, Any]) -> None:
+    """Have a link to itself there."""
+    del config
+    place_of(root / CUDA).symlink_to(f"/{CUDA}")
+
+
+def directory_at_a_library(root: Path, config: dict[str, Any]) -> None:
+    """Have a directory there."""
+    del config
+    (root / CUDA).mkdir(parents=True)
+
+
+def fifo_at_a_library(root: Path, config: dict[str, Any]) -> None:
+    """Have something there that nobody who opens it comes back from."""
+    del config
+    os.mkfifo(place_of(root / CUDA))
+
+
+def libraries_lead_out(root: Path, config: dict[str, Any]) -> None:
+    """Have the directory of libraries be a link out of the root."""
+    del config
+    place_of(root / "usr/share/x").touch()
+    os.rename(root / "usr", root / "own")
+    (root / "usr").symlink_to(f"../../../../../../..{WORK}/outside")
+    (root / "bin/usr").symlink_to("/usr")
+    (WORK / "outside").mkdir(exist_ok=True)
+    os.renames(root / "own", f"{root}{WORK}/outside")
+
+
+def read_only_libraries(root: Path, config: dict[str, Any]) -> None:
+    """Have a volume there that cannot be written to."""
+    volume = root.parent / "volume"
+    volume.mkdir()
+    bind(config, volume, f"/{LIBRARIES}/gbm", "ro")
+
+
+def shared_libraries(root: Path, config: dict[str, Any]) -> None:
+    """Have a volume of libraries there that the host shares, and a link that leads to another."""
+    for name in ("volume", "other"):
+        volume = root.parent / name
+        volume.mkdir()
+        run("mount", "--bind", volume, volume)
+        run("mount", "--make-shared", volume)
+    for name in (root / LIBRARIES).iterdir() if (root / LIBRARIES).exists() else ():
+        run("cp", "-a", name, root.parent / "volume")
+    place_of(root.parent / "other" / "cuda").touch()
+    (root.parent / "volume" / Path(CUDA).name).symlink_to("/other/cuda")
+    bind(config, root.parent / "volume", f"/{LIBRARIES}", "rshared")
+    bind(config, root.parent / "other", "/other", "rshared")
+
+
+def bind(config: dict[str, Any], source: Path, destination: str, *options: str) -> None:
+    """Have *source* mounted in the container."""
+    config["mounts"].append(
+        {
+            "destination": destination,
+            "type": "bind",
+            "source": str(source),
+            "options": ["rbind", *options],
+        }
+    )
+
+
+def read_only(root: Path, config: dict[str, Any]) -> None:
+    """As `docker run --read-only`."""
+    del root
+    config["root"]["readonly"] = True
+
+
+def propagates(root: Path, config: dict[str, Any], how: str) -> None:
+    """Share every mount with the host."""
+    del root
+    config["linux"]["rootfsPropagation"] = how
+
+
+def in_user_namespace(root: Path, config: dict[str, Any]) -> None:
+    """Have ids of its own."""
+    run("chown", "-R", f"{FIRST_ID}:{FIRST_ID}", root)
+    # crun starts it in the user namespace as well, where it can do nothing.
+    config["hooks"]["prestart"] = [
+        hook for hook in config["hooks"]["prestart"] if not hook["path"].endswith("/fakeproc")
+    ]
+    linux = config["linux"]
+    linux["namespaces"].append({"type": "user"})
+    ids = [{"containerID": 0, "hostID": FIRST_ID, "size": 65536}]
+    linux["uidMappings"] = linux["gidMappings"] = ids
+
+
+def with_cuda_of_its_own(root: Path, config: dict[str, Any]) -> None:
+    """Ship a CUDA library that says it runs on the host's driver."""
+    del config
+    place = place_of(root / "usr/local/cuda/compat/libcuda.so.575.57.08")
+    note = root.parent / "note"
+    text = json.dumps({"Format": 1, "CUDA Version": "12.9", "Driver": [535, 550, 570]})
+    note.write_bytes(noted.note(text.encode()))
+    source = f'.section {noted.SECTION.decode()},"a",@note\n.incbin "{note}"\n'
+    words = ("-shared", "-nostdlib", "-Wl,-soname,libcuda.so.1", "-x", "assembler")
+    assembly = root.parent / "note.s"
+    assembly.write_text(source)
+    run("gcc", *words, assembly, "-o", place)
+    (place.parent / "libcuda.so.1").symlink_to(place.name)
+
+
+def audited(root: Path, config: dict[str, Any]) -> None:
+    """Have the hook's process note what it loads."""
+    with_cuda_of_its_own(root, config)
+    command = [str(BIN / "python"), str(AUDITED), str(LOADED)]
+    config["hooks"]["prestart"].append({"path": command[0], "args": command})
+
+
+def place_of(path: Path) -> Path:
+    """Return *path*, with its directory made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def unmount_volumes(bundle: Path) -> None:
+    """Take away what `shared_libraries` has mounted, and nothing more: it fails if there is."""
+    for name in ("volume", "other"):
+        run("umount", bundle / name)
+
+
+def roots(bench: Bench) -> dict[str, Any]:
+    """Start a container on each root that an image could have."""
+    found = {}
+    (WORK / "secret").write_text(SECRET)
+    prepares = (
+        *(link_at_a_library, dangling_link, looping_link, directory_at_a_library),
+        *(fifo_at_a_library, libraries_lead_out, read_only_libraries, read_only),
+        *(in_user_namespace, with_cuda_of_its_own),
+    )
+    for prepare in prepares:
+        found[prepare.__name__] = bench.case(prepare)
+    outside = WORK / "outside"
+    left = [str(path.relative_to(outside)) for path in outside.rglob("*")]
+    found["outside"] = {"secret": (WORK / "secret").read_text(), "left": left}
+    return found
+
+
+def shared(bench: Bench) -> dict[str, Any]:
+    """Start containers that share mounts with the host."""
+    run("mount", "--make-rshared", "/")
+    try:
+        found = {
+            how: bench.case(partial(propagates, how=how)) for how in ("shared", "rshared", "slave")
+        }
+        found["volumes"] = bench.case(shared_libraries)
+        unmount_volumes(bench.last)
+    finally:
+        run("mount", "--make-rprivate", "/")
+    return found
+
+
+def compat(bench: Bench, config: Mapping[str, object]) -> dict[str, Any]:
+    """Start containers that ship CUDA, under each `cuda-compat-mode`."""
+    found = {}
+    for mode in ("mount", "hook", "disabled", ""):
+        with configured({**config, COMPAT_MODE: mode}):
+            found[mode] = bench.case(with_cuda_of_its_own)
+    with configured({**config, COMPAT_MODE: "", COMPAT_OF_OLD: True}):
+        found["of old"] = bench.case(with_cuda_of_its_own)
+    return found
+
+
+def play_mig() -> dict[str, Any]:
+    """Start containers with a MIG device, and with the right to configure MIG, with runc."""
+    CONFIG.parent.mkdir(exist_ok=True)
+    bench = Bench("runc")
+    bench.case(plain=True)
+    found: dict[str, Any] = {}
+    with nothing_left(found), configured({MODE: "legacy"}):
+        found["device"] = bench.case(devices="0:1")
+        found["configures"] = bench.case(devices="1", more=("NVIDIA_MIG_CONFIG_DEVICES=all",))
+    return found
+
+
+def hook_alone(bench: Bench) -> dict[str, Any]:
+    """Start containers with the hook, and without our runtime."""
+    bench.prestart = [{"path": str(ENGINES), "args": [ENGINES.name, "prestart"]}]
+    found = {}
+    for mode in ("auto", "legacy", "cdi", "jit-cdi"):
+        with configured({MODE: mode}):
+            found[f"not granted, {mode}"] = bench.case(plain=True)
+            found[f"unasked, {mode}"] = bench.case(plain=True, devices=None)
+    bench.prestart = []
+    return found
+
+
+def states(bench: Bench, granted: Path) -> dict[str, Any]:
+    """Call the hook with states that are not its container's; *granted* is a bundle of ours."""
+    own = ["unshare", "--mount", "--propagation=private", "sleep", "60"]
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    with subprocess.Popen(["sleep", "60"]) as here, subprocess.Popen(own) as there:
+        other = f"other-{bench.count}"
+        change(bench.last, lambda config: config["process"].update(args=["/bin/busybox"]))
+        create(bench, other)
+        container = json.loads(run(bench.lowlevel, "state", other).stdout)["pid"]
+        pids: dict[str, object] = {
+            "ended": ended.pid,
+            "of the host": here.pid,
+            "init": 1,
+            "in another namespace": there.pid,
+            "of another container": container,
+        }
+        pids.update((json.dumps(pid), pid) for pid in (0, -1, 1.0, "1", True, None, 1 << 22, [1]))
+        found = {}
+        for name, pid in pids.items():
+            found[name] = call(json.dumps({"bundle": str(granted), "pid": pid}))
+            found[name]["mounts there"] = [
+                line.split()[4]
+                for process in (there.pid, container)
+                for line in Path(f"/proc/{process}/mountinfo").read_text().splitlines()
+                if "libcuda" in line
+            ]
+        run(bench.lowlevel, "delete", "--force", other)
+        here.kill()
+        there.kill()
+    return found
+
+
+def create(bench: Bench, name: str) -> None:
+    """Create, and no more, a container of the last bundle; it must not hold our pipes."""
+    subprocess.run(
+        [bench.lowlevel, "create", "--bundle", str(bench.last), name],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=True,
+        timeout=30,
+    )
+
+
+def call(state: str, *words: str) -> dict[str, Any]:
+    """Return what the hook answers to *state*."""
+    before = mounted()
+    done = subprocess.run(
+        [str(HOOK), *words, "prestart"],
+        input=state,
+        text=True,
+        capture_output=True,
+        check=False,
+        timeout=30,
+    )
+    return answer(done, before)
+
+
+def play_shared() -> dict[str, Any]:
+    """Run the cases of `shared`, with runc."""
+    CONFIG.parent.mkdir(exist_ok=True)
+    bench = Bench("runc")
+    bench.case(plain=True)
+    found: dict[str, Any] = {}
+    with nothing_left(found), configured({MODE: "legacy"}):
+        found["shared"] = shared(bench)
+    return found
+
+
+def play(lowlevel: str) -> dict[str, Any]:
+    """Run every other case with *lowlevel*."""
+    if lowlevel == "crun":
+        without_unified()
+    CONFIG.parent.mkdir(exist_ok=True)
+    ENGINES.symlink_to(HOOK)
+    bench = Bench(lowlevel)
+    legacy: dict[str, object] = {
+        MODE: "legacy",
+        "nvidia-container-runtime.runtimes": [lowlevel],
+    }
+    found: dict[str, Any] = {"plain": bench.run("1,3", plain=True)}
+    with nothing_left(found):
+        with configured(legacy):
+            found["usual"] = bench.case()
+        granted = bench.last
+        found["again"] = bench.again()
+        found["skip"] = bench.again(**{MODE: "cdi", SKIP: True})
+        found["mode"] = bench.again(**{MODE: "cdi"})
+        with configured(legacy):
+            found["none"] = bench.case(devices="none")
+            found["unasked"] = bench.case(devices=None)
+            found["all"] = bench.case(more=(f"{CAPABILITIES}=all",))
+            found["requirement"] = bench.case(more=(REQUIREMENT,))
+            bench.prestart = [{"path": str(ENGINES), "args": [ENGINES.name, "prestart"]}] * 2
+            found["twice"] = bench.case()
+            bench.prestart = []
+            found["roots"] = roots(bench)
+            found["audited"] = bench.case(audited)
+            found["loaded"] = LOADED.read_text().splitlines()
+        found["compat"] = compat(bench, legacy)
+        found["alone"] = hook_alone(bench)
+        bench.case(plain=True, devices=None)
+        found["states"] = states(bench, granted)
+    return found
+
+
+if __name__ == "__main__":
+    main(
+        {
+            "shared": play_shared,
+            "mig": play_mig,
+            **{name: partial(play, name) for name in ("runc", "crun")},
+        }
+    )

@@ -1,0 +1,473 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fuzz targets for the parsers that see what an image, an engine or a driver wrote.
+
+Each takes bytes, made of the small files of `corpus/NAME`, and raises if a promise is broken:
+anything but our own error, an answer that is out of bounds, a reading that differs from its twin.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cdi import annotations, names, quick, registry
+from cdi import document as documents
+from cdi.errors import CdiError
+from gpuruntime import elf, host_state, ldcache, log, model_json, request
+from gpuruntime.cli import config_compile
+from gpuruntime.config import Config
+from gpuruntime.discover import nodes
+from gpuruntime.errors import BundleError, ConfigError, GpuRuntimeError, LdcacheError, RequestError
+from gpuruntime.oci import argv, bundle
+from gpuruntime.system import drop_in, loader, ops
+from gpuruntime.system import names as clean_names
+from gpuruntime.system.paths import Root
+from hooks import classic, state, update_container
+
+CORPUS = Path(__file__).parent / "corpus"
+WORDS: dict[str, tuple[str, ...]] = {
+    "json": (
+        *('"', "{", "}", "[", "]", ":", ",", "null", "true", "1", "-1", "1e999", "NaN", "\\u0000"),
+        *("\\ud800", "[" * 70, '"hooks":{}', '"HOOKS":1', '"process":', '"env":', '"root":'),
+        *('"path":"/"', '"path":"../.."', '"mounts":[]', '"uid":', "4294967296", "\ufeff", "\xff"),
+    ),
+    "words": (
+        *("\0", "--", "-", "=", "::", "/", "..", ",", "--bundle", "-b", "create", "--root=x"),
+        *(
+            "--link",
+            "--library",
+            "--folder",
+            "--mode",
+            "--path",
+            "--mask-params",
+            "x86-64",
+            "0644",
+        ),
+        *(
+            "--quiet",
+            "-d",
+            "--config",
+            "-f",
+            "--log",
+            "--debug=false",
+            "--version",
+            "\n",
+            " ",
+            "%",
+        ),
+    ),
+    "text": (
+        "\n",
+        "=",
+        '"',
+        "'",
+        "[",
+        "]",
+        "#",
+        ".",
+        "true",
+        "1",
+        "\t",
+        "\\",
+        "\0",
+        "\u2028",
+        "/",
+    ),
+    "binary": ("\0", "\0\0\0\0", "\xff\xff\xff\xff", "\x7fELF", "ld.so-1.7.0", "\x01\0\0\0"),
+}
+MAX_BYTES = 64 << 10
+RESULT_BYTES = 16 << 20
+
+
+def seeds(name: str) -> list[bytes]:
+    """Return the files of the corpus of the target *name*."""
+    return [path.read_bytes() for path in sorted((CORPUS / name).iterdir())]
+
+
+def mutated(rng: random.Random, files: list[bytes], words: tuple[str, ...]) -> bytes:
+    """Return one of *files* with some things done to its bytes; at times as it is."""
+    data = bytearray(rng.choice(files))
+    for _ in range(rng.choice((0, 1, 1, 2, 3, 6))):
+        at = rng.randrange(len(data) + 1)
+        end = min(len(data), at + rng.choice((1, 1, 2, 4, 8, 24, 100)))
+        how = rng.randrange(8)
+        if how == 0:
+            del data[at:end]
+        elif how == 1:
+            data[at:at] = rng.choice(words).encode("latin-1", "replace")
+        elif how == 2:
+            data[at:end] = data[at:end] * rng.randint(2, 30)
+        elif how == 3:
+            other = rng.choice(files)
+            start = rng.randrange(len(other) + 1)
+            data[at:end] = other[start : start + rng.randint(1, 60)]
+        elif how == 4 and data:
+            data[at - 1] ^= 1 << rng.randrange(8)
+        elif how == 5 and len(data) >= 4:
+            place = rng.randrange(len(data) - 3) & ~3
+            number = rng.choice(
+                (0, 1, 0xFF, 0x7FFFFFFF, 0xFFFFFFFF, len(data), rng.randrange(256))
+            )
+            struct.pack_into("<I", data, place, number)
+        elif how == 6:
+            del data[at:]
+        else:
+            data[at:end] = rng.choice(words).encode("latin-1", "replace") * rng.randint(1, 40)
+    return bytes(data[:MAX_BYTES])
+
+
+def must(fact: object, what: str) -> None:
+    """Raise AssertionError that says *what* if *fact* is not true."""
+    if not fact:
+        raise AssertionError(what)
+
+
+def config_json(data: bytes, rng: random.Random, place: Path) -> None:
+    """Read a bundle's config.json: what may be edited, is stored and read back as it is."""
+    del rng
+    path = place / "config.json"
+    path.write_bytes(data)
+    try:
+        opened = bundle.Bundle(str(place))
+        document, doubt = opened.parse()
+        if doubt is not None:
+            must("\n" not in str(opened.ambiguous(doubt).lines().partition("\nhint")[0]), "lines")
+            return
+        opened.store(document)
+    except BundleError:
+        return
+    must(bundle.parse(path.read_bytes()) == (document, None), "not what was stored")
+    must(not [n for n in os.listdir(place) if n.startswith(".config")], "a temporary file")
+
+
+def oci_state(data: bytes, rng: random.Random, place: Path) -> None:
+    """Read the OCI state of stdin, and the bundle that it names: no root that is not one's own."""
+    del rng
+    (place / "state").write_bytes(data.replace(b"@PLACE@", os.fsencode(place)))
+    (place / "rootfs").mkdir(exist_ok=True)
+    (place / "config.json").write_text('{"root": {"path": "rootfs"}}')
+    try:
+        fd = state.open_state(str(place / "state"))
+        try:
+            found = state.read_bundle(fd)
+        finally:
+            os.close(fd)
+        must(found.startswith("/") and ".." not in found.split("/"), found)
+        root = state.open_root(found)
+    except BundleError:
+        return
+    must(not root.is_host_root(), "the host's root")
+    root.close()
+
+
+def asked(data: bytes, rng: random.Random, place: Path) -> None:
+    """Read what a container asks for: nothing without a trigger, nothing that it did not write."""
+    del place
+    try:
+        document, doubt = bundle.parse(data)
+    except ValueError:
+        return
+    if doubt is not None:
+        return
+    for values in (
+        {},
+        {"nvidia-container-runtime.mode": rng.choice(("cdi", "legacy", "jit-cdi"))},
+        {
+            "accept-nvidia-visible-devices-as-volume-mounts": True,
+            "accept-nvidia-visible-devices-envvar-when-unprivileged": rng.random() < 0.5,
+            "swarm-resource": "DOCKER_RESOURCE_GPU",
+            "supported-driver-capabilities": rng.choice(("all", "compute")),
+        },
+    ):
+        operator = Config(values, None)
+        try:
+            found = request.from_oci(document, operator)
+        except GpuRuntimeError as error:
+            must(len(error.lines()) < 10_000, "a long message")
+            continue
+        must(not found or request.may_ask(data, operator), "a request without a trigger")
+        must(len(found.devices) <= request.MAX_REQUESTS, "very many")
+        for ignored in found.ignored:
+            must(len(str(ignored)) < 2000, "a long warning")
+
+
+def command_line(data: bytes, rng: random.Random, place: Path) -> None:
+    """Read the runtime's command line: never an error but for a bundle without a value."""
+    del rng, place
+    words = data.decode("utf-8", "surrogateescape").split("\0")
+    command = argv.parse(words)
+    must("create" in words or not command.creates, "creates from nothing")
+    try:
+        must(
+            command.bundle is None or command.bundle in data.decode("utf-8", "surrogateescape"), ""
+        )
+    except RequestError:
+        must(command.creates, "an error where nothing is created")
+
+
+def hook_arguments(data: bytes, rng: random.Random, place: Path) -> None:
+    """Read a hook's arguments: every path that comes out is clean."""
+    del place
+    words = data.decode("utf-8", "surrogateescape").split("\0")
+    name, rest = words[0], words[1:]
+    if rng.random() < 0.2:
+        name = rng.choice((update_container.NAME, *classic.OPTIONS))
+    try:
+        if name in classic.OPTIONS:
+            planned = classic.plan(name, classic.read(name, rest))
+        else:
+            planned = update_container.plan(update_container.read(rest))
+    except RequestError as error:
+        must(len(error.lines()) < 5000, "a long message")
+        return
+    for operation in planned:
+        must("\n" not in operation.describe(), "more than a line")
+        path = getattr(operation, "path", None)
+        if path is not None:
+            must(clean_names.is_clean(path, clean_names.LINK_PATH), path)
+
+
+def loader_cache(data: bytes, rng: random.Random, place: Path) -> None:
+    """Merge into an image's cache: ours are found in it, and taking them out gives it back."""
+    del place
+    entries = [
+        ldcache.Entry(f"libcuda.so.{n}", f"/usr/lib/libcuda.so.{n}", 0x303)
+        for n in range(rng.randint(0, 3))
+    ]
+    first = rng.choice(((), ("/usr/lib", "/opt/lib/")))
+    try:
+        merged = ldcache.merge(data, entries, keep_first=first)
+        must(len(merged) < RESULT_BYTES, "a cache that grows")
+        rows = ldcache.parse(merged)
+        must(ldcache.merge(merged, entries, keep_first=first) == merged, "twice is not once")
+        ldcache.lists_directory(data, "/usr/lib")
+    except LdcacheError:
+        return
+    must({(e.soname, e.path) for e in entries} <= {row[:2] for row in rows}, "ours are lost")
+
+
+def elf_file(data: bytes, rng: random.Random, place: Path) -> None:
+    """Read a library of the image or the driver, from bytes and from a file alike."""
+    del rng
+    path = place / "library"
+    path.write_bytes(data)
+    results: list[object] = []
+    with path.open("rb") as stream:
+        for source in (data, stream):
+            try:
+                found = elf.read(source)
+                must(len(found.needed) <= elf.MAX_NEEDED, "too many names")
+                results.append(found)
+            except (elf.ElfError, OSError):
+                # Which one, where no file is so large that it could be read there, is open.
+                results.append(None)
+    must(results[0] == results[1], f"{results}")
+
+
+def snapshot(data: bytes, rng: random.Random, place: Path) -> None:
+    """Read a snapshot: an inventory that is written as it was, and a state that has changed."""
+    del rng, place
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    if not isinstance(found, dict):
+        return
+    must(isinstance(host_state.changed(found.get("state")), list), "no list")
+    try:
+        inventory = model_json.decode(found.get("inventory"))
+    except ValueError:
+        return
+    must(model_json.encode(inventory) == found["inventory"], "not as it was")
+
+
+def cdi_annotations(data: bytes, rng: random.Random, place: Path) -> None:
+    """Read annotations: names of devices, or an error."""
+    del place
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    try:
+        must(annotations.request_key(str(rng.choice(("a.com/b", "", "-", "p" * 64))), "id"), "")
+    except CdiError as error:
+        must(error.category, "no category")
+    try:
+        _, devices = annotations.parse(found)
+        must(all(map(names.is_qualified, devices)), f"{devices}")
+        if devices:
+            updated = annotations.update(found, "plugin", "id", devices[:2])
+            must(set(found) <= set(updated), "annotations are lost")
+    except CdiError as error:
+        must(error.category, "no category")
+    try:
+        annotations.check(found)
+    except CdiError as error:
+        must(error.category, "no category")
+
+
+def config_toml(data: bytes, rng: random.Random, place: Path) -> None:
+    """Compile a config file: values, or an error that names a place."""
+    del rng
+    path = place / "config.toml"
+    path.write_bytes(data)
+    text = data.decode("utf-8", "replace")
+    try:
+        values, warnings = config_compile.accepted(str(path), text)
+    except ConfigError as error:
+        must(str(path) in error.message, error.message)
+        return
+    must(len(warnings) <= config_compile.MAX_WARNINGS + 1, "many warnings")
+    operator = Config(values, str(path))
+    must(isinstance(operator.runtimes, (list, tuple)), "no runtimes")
+
+
+def mig_minors(data: bytes, rng: random.Random, place: Path) -> None:
+    """Read the kernel's list of capabilities: numbers, or nothing."""
+    del rng
+    proc = place / "proc"
+    for name in ("driver/nvidia-caps", "driver/nvidia/capabilities/gpu0/mig/gi1"):
+        (proc / name).mkdir(parents=True, exist_ok=True)
+    (proc / "driver/nvidia-caps/mig-minors").write_bytes(data)
+    (proc / "driver/nvidia/capabilities/gpu0/mig/gi1/access").write_bytes(data)
+    found = nodes._Capabilities(str(proc))
+    for name in ("gpu0/gi1/access", "gpu0/gi1/ci0/access", "config", "../x"):
+        minor = found.minor(name)
+        must(minor is None or (type(minor) is int and minor >= 0), f"{minor}")
+
+
+def params(data: bytes, rng: random.Random, place: Path) -> None:
+    """Mask the driver's params: one line differs, or there is nothing to mask."""
+    del rng
+    path = place / "params"
+    path.write_bytes(data)
+    before = ops.PARAMS
+    ops.PARAMS = str(path)
+    try:
+        masked = ops._masked_params()
+    finally:
+        ops.PARAMS = before
+    if masked is None:
+        must(b"ModifyDeviceFiles: 1" not in data[: 64 << 10].splitlines(), "not masked")
+        return
+    must(b"ModifyDeviceFiles: 1" not in masked.splitlines(), "still allowed")
+    must(len(masked) <= len(data) + 1 + data.count(b"\r"), "longer")
+
+
+def loader_files(data: bytes, rng: random.Random, place: Path) -> None:
+    """Read and write the loader's lists in an image: clean directories, and ours are there."""
+    top = place / f"root-{rng.randrange(1 << 40):x}"
+    (top / "etc/ld.so.conf.d").mkdir(parents=True)
+    try:
+        if rng.random() < 0.5:
+            (top / "sbin").mkdir()
+            (top / "sbin/ldconfig").touch()
+        for name in ("ld.so.conf", "ld-musl-x86_64.path"):
+            if rng.random() < 0.7:
+                (top / "etc" / name).write_bytes(data)
+        for name in ("00-a.conf", drop_in.DRIVER, drop_in.COMPAT, "zz.conf"):
+            if rng.random() < 0.5:
+                (top / "etc/ld.so.conf.d" / name).write_bytes(data)
+        root = Root(str(top))
+        said: list[str] = []
+        must(all(map(clean_names.is_clean, drop_in.listed_before(root))), "an unclean directory")
+        must(all(map(clean_names.is_clean, drop_in.read(root, drop_in.DRIVER))), "unclean")
+        drop_in.write(root, drop_in.DRIVER, ["/usr/lib/gpu"], said.append)
+        must(drop_in.read(root, drop_in.DRIVER) == ["/usr/lib/gpu"], "not what was written")
+        loader._add_to_list(root, "ld-musl-x86_64.path", ["/usr/lib/gpu"])
+        drop_in.remove(root, drop_in.DRIVER)
+        must(len(said) <= 1, f"{said}")
+        drop_in.has_ldconfig(root)
+        root.close()
+    finally:
+        for folder, directories, files in os.walk(top, topdown=False):
+            for name in files:
+                os.unlink(f"{folder}/{name}")
+            for name in directories:
+                os.rmdir(f"{folder}/{name}")
+        os.rmdir(top)
+
+
+def quick_check(data: bytes, rng: random.Random, place: Path) -> None:
+    """Hold what the quick recogniser accepts against the full check: to the same end."""
+    del rng, place
+    try:
+        text = data.decode()
+        spec = registry.decode_json(text)
+    except (ValueError, RecursionError, CdiError):
+        return
+    devices = quick.devices(text, spec)
+    if devices is None:
+        return
+    checked = documents.check(spec)
+    must(list(devices) == [device["name"] for device in checked["devices"]], f"{list(devices)}")
+
+
+def log_text(data: bytes, rng: random.Random, place: Path) -> None:
+    """Write a record of what an image wrote: one line, printable, bounded, valid JSON."""
+    text = data.decode("utf-8", "surrogateescape")
+    path = place / "log"
+    path.unlink(missing_ok=True)
+    is_json = rng.random() < 0.5
+    log.Log(str(path), json_format=is_json).warning(text)
+    content = path.read_bytes()
+    must(content.count(b"\n") == 1 and content.endswith(b"\n"), "more than a line")
+    must(not re.search(rb"[^\x20-\x7e\n]", content), "not printable")
+    must(len(content) < 5 * 4096 + 200, f"{len(content)} bytes")
+    if is_json:
+        json.loads(content)
+
+
+Check = Callable[[bytes, random.Random, Path], None]
+# Target → what it does, the words that it knows, the modules that it is to cover.
+PARSERS: dict[str, tuple[Check, str, tuple[str, ...]]] = {
+    "config-json": (config_json, "json", ("gpuruntime/oci/bundle.py",)),
+    "oci-state": (oci_state, "json", ("hooks/state.py",)),
+    "request": (
+        asked,
+        "json",
+        ("gpuruntime/request.py", "gpuruntime/container.py", "gpuruntime/extras.py"),
+    ),
+    "argv": (command_line, "words", ("gpuruntime/oci/argv.py",)),
+    "hook-arguments": (
+        hook_arguments,
+        "words",
+        ("hooks/options.py", "hooks/update_container.py", "gpuruntime/system/names.py"),
+    ),
+    "ldcache": (
+        loader_cache,
+        "binary",
+        ("gpuruntime/ldcache.py", "gpuruntime/ldcache_format.py"),
+    ),
+    "elf": (elf_file, "binary", ("gpuruntime/elf.py",)),
+    "snapshot": (snapshot, "json", ("gpuruntime/model_json.py", "gpuruntime/host_state.py")),
+    "annotations": (cdi_annotations, "json", ("cdi/annotations.py",)),
+    "config-toml": (
+        config_toml,
+        "text",
+        ("gpuruntime/cli/config_check.py", "gpuruntime/cli/config_lines.py"),
+    ),
+    "mig-minors": (mig_minors, "text", ()),
+    "params": (params, "text", ()),
+    "loader-files": (loader_files, "text", ("gpuruntime/system/drop_in.py",)),
+    "quick": (quick_check, "json", ("cdi/quick.py",)),
+    "log": (log_text, "text", ()),
+}
+
+
+def target(name: str) -> Callable[[random.Random, list[Any], Path], None]:
+    """Return the target of a parser, for random input of its corpus."""
+    check, words, _ = PARSERS[name]
+    files = seeds(name)
+
+    def run(rng: random.Random, texts: list[Any], place: Path) -> None:
+        del texts
+        check(mutated(rng, files, WORDS[words]), rng, place)
+
+    return run

@@ -1,0 +1,1005 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpuruntime doctor`: each report of users that comes often has a host, and the line for it.
+
+`bug-reports.md` of the reference counts them: F5 and F4 are those of four threads and more.
+"""
+
+from __future__ import annotations
+
+import json
+import py_compile
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hosts_at_fault import (
+    BUS_IDS,
+    LAUNCHER,
+    LIBRARIES,
+    MAJORS,
+    RUNTIME,
+    SPEC,
+    Host,
+    listing,
+)
+from shim_host import LAUNCHER as LAUNCHER_PATH
+from shim_host import PROGRAM, ShimHost
+
+from gpuruntime.cli.checks import run, toolkits
+from gpuruntime.cli.checks.finding import Finding, Note, ok
+from gpuruntime.cli.checks.machine import Machine
+from gpuruntime.cli.checks.table import CHECKS
+
+pytestmark = pytest.mark.system("mknod")
+
+Fault = Callable[[Host], object]
+DEADLINE_S = 20.0
+RELOAD = "/run/systemd/system"
+DEB = "deb [signed-by={}] https://packages.invalid/libnvidia stable main\n"
+TEMPLATE = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
+PERSISTENCED = "/run/nvidia-persistenced/socket"
+RESOURCES = {"node-generic-resources": ["NVIDIA-GPU=GPU-00000000"]}
+
+
+def found(host: Host, *names: str) -> list[Finding]:
+    """Return what the checks *names*, or all, find on *host*, which they leave as it is."""
+    chosen = {name: check for name, check in CHECKS.items() if not names or name in names}
+    before = listing(host.path)
+    findings = run.run(chosen, Machine(str(host.path)), DEADLINE_S)
+    assert listing(host.path) == before
+    return findings
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    """Return a host of which all is well."""
+    return Host(tmp_path / "host")
+
+
+def without_links(host: Host) -> None:
+    """Lose the links, under systemd and cgroup v2."""
+    host.without("/dev/char")
+    host.directory(RELOAD)
+    host.file("/sys/fs/cgroup/cgroup.controllers", "cpu memory\n")
+
+
+def after_boot(host: Host) -> None:
+    """Be a host that has booted, and on which nobody has used a GPU yet."""
+    host.remove("/dev/nvidia-uvm")
+    host.remove("/dev/nvidia-uvm-tools")
+
+
+def with_groups(host: Host) -> None:
+    """Have a podman of an LTS distribution, and a spec of a newer toolkit."""
+    host.package("podman", "4.9.3+ds1-1ubuntu0.2")
+    document = host.spec(cdiVersion="0.7.0")
+    edits = {**document["containerEdits"], "additionalGids": [44]}
+    host.spec(cdiVersion="0.7.0", containerEdits=edits)
+
+
+def without_icd(host: Host) -> None:
+    """Lose the file by which Vulkan finds the driver."""
+    host.without("/usr/share/vulkan")
+
+
+def root_elsewhere(host: Host) -> None:
+    """Name a driver root in which there is nothing."""
+    host.directory("/run/nvidia/driver")
+    host.config('[nvidia-container-cli]\nroot = "/run/nvidia/driver"\n')
+
+
+def k3s(host: Host) -> None:
+    """Have edited the config that k3s makes itself."""
+    host.directory("/etc/rancher/k3s")
+    host.file(
+        TEMPLATE,
+        'version = 2\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.gpuruntime.options]'
+        f'\nBinaryName = "{RUNTIME}"\n',
+    )
+    host.file(f"{TEMPLATE}.tmpl", '{{ template "base" . }}\n')
+
+
+def kubelet(host: Host) -> None:
+    """Run pods by containerd, whose default runtime is not ours."""
+    host.directory("/var/lib/kubelet")
+    host.containerd()
+
+
+def two_sources(host: Host) -> None:
+    """Have the packages' source twice, as of two guides."""
+    host.file("/etc/apt/sources.list.d/nvidia-docker.list", DEB.format("/a.gpg"))
+    host.file("/etc/apt/sources.list.d/nvidia-container-toolkit.list", DEB.format("/b.gpg"))
+
+
+def no_gpu(host: Host) -> None:
+    """Be one of the hosts without a GPU that the same compose file is for."""
+    host.without("/proc/driver")
+    host.without("/sys/bus/pci/devices")
+
+
+def in_user_namespace(host: Host) -> None:
+    """Be an unprivileged guest of LXC, with the other toolkit's hook."""
+    host.file("/proc/self/uid_map", "0 100000 65536\n")
+    host.file("/usr/bin/nvidia-container-cli", "cli", 0o755)
+
+
+def for_rootless(host: Host) -> None:
+    """Have set for one engine what the other does not bear."""
+    host.package("nvidia-container-toolkit", "1.16.2-1")
+    host.config("[nvidia-container-cli]\nno-cgroups = true\n")
+
+
+def rootless(host: Host) -> None:
+    """Run dockerd as a user, on a config that knows nothing of CDI."""
+    host.file("/etc/passwd", "root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n")
+    host.package("docker-ce", "5:27.1.1-1~debian.12~bookworm")
+    host.file("/home/user/.config/docker/daemon.json", "{}")
+    host.process(900, "/usr/bin/dockerd", uid=1000)
+
+
+def wsl(host: Host, release: str, *, dxg: bool) -> None:
+    """Be a WSL of that *release*."""
+    host.file("/proc/sys/kernel/osrelease", f"{release}\n")
+    if dxg:
+        host.node("/dev/dxg", 10, 125)
+
+
+def wsl_with_gpu(host: Host) -> None:
+    """Be a WSL that has a GPU."""
+    wsl(host, "5.15.1-microsoft-standard-WSL2", dxg=True)
+    host.file("/usr/lib/wsl/drivers/nv_dispi.inf_amd64/libcuda.so.1.1")
+    host.file("/usr/lib/wsl/lib/libdxcore.so")
+
+
+def ldconfig_of_ubuntu(host: Host) -> None:
+    """Name Ubuntu's ldconfig on another distribution."""
+    host.file("/sbin/ldconfig", "ldconfig", 0o755)
+    host.config('[nvidia-container-cli]\nldconfig = "@/sbin/ldconfig.real"\n')
+
+
+def mig_of_later(host: Host) -> None:
+    """Have been divided after the spec was written, and no program has made the nodes."""
+    host.mig(nodes=False)
+
+
+def update(host: Host) -> None:
+    """Have been updated unattended: the libraries are newer than the module."""
+    for place in host.at(LIBRARIES).glob(f"*.so.{host.version}"):
+        place.rename(place.with_name(place.name.replace(host.version, "550.190.01")))
+    for name in ("libcuda", "libnvidia-ml"):
+        host.remove(f"{LIBRARIES}/{name}.so.1")
+        host.link(f"{LIBRARIES}/{name}.so.1", f"{name}.so.550.190.01")
+
+
+# Report, the check that shows it, what makes a good host one of that report, and the line.
+REPORTS: list[tuple[str, str, Fault, str]] = [
+    (
+        "B001",
+        "dev-char",
+        without_links,
+        (
+            'fail dev-char no link in "/dev/char" for /dev/nvidia-modeset, /dev/nvidia-uvm, '
+            "/dev/nvidia-uvm-tools and 3 more: containers with systemd's cgroups lose them at"
+            ' "systemctl daemon-reload" (systemd and cgroup v2, where engines use it); run '
+            '"gpuruntime system create-dev-char-symlinks"'
+        ),
+    ),
+    (
+        "B002",
+        "nodes",
+        after_boot,
+        (
+            'fail nodes no device node "/dev/nvidia-uvm"; no device node '
+            '/dev/nvidia-uvm-tools; run "gpuruntime system create-device-nodes --all '
+            '--load-kernel-modules" as root, once after each boot'
+        ),
+    ),
+    (
+        "B004",
+        "spec-readers",
+        with_groups,
+        (
+            'fail spec-readers "/etc/cdi/nvidia.json" is of CDI 0.7.0 (the spec: group 44 '
+            "(needs 0.7.0)), and podman 4.9.3+ds1-1ubuntu0.2 reads up to 0.6.0; run "
+            '"gpuruntime cdi refresh --force --max-spec-version 0.6.0 --output '
+            '/etc/cdi/nvidia.json"'
+        ),
+    ),
+    (
+        "B005",
+        "spec-fresh",
+        lambda host: host.spec(version="535.161.07"),
+        (
+            'fail spec-fresh "/etc/cdi/nvidia.json" is for driver 535.161.07, and 550.163.01 '
+            'is loaded; run "gpuruntime cdi refresh --output /etc/cdi/nvidia.json"'
+        ),
+    ),
+    (
+        "B006",
+        "files",
+        without_icd,
+        (
+            'warn files "/usr/lib/x86_64-linux-gnu/libGLX_nvidia.so.550.163.01" is there, but'
+            ' no "*nvidia*.json" in a directory "vulkan/icd.d": Vulkan does not find the '
+            "driver in a container; install that part of the driver, if containers are to "
+            "have it"
+        ),
+    ),
+    (
+        "B007",
+        "libraries",
+        root_elsewhere,
+        (
+            'fail libraries no "libnvidia-ml.so.1" below the driver root '
+            '"/run/nvidia/driver"; directories searched: /; there is one below "/"; set '
+            '"nvidia-container-cli.root" to "/" in config.toml'
+        ),
+    ),
+    (
+        "B009",
+        "engines",
+        lambda host: host.docker(written_s=200),
+        (
+            'fail engines docker runs since before "/etc/docker/daemon.json" was written: '
+            "unless it has been told to read it again, it does not know what is there; run "
+            '"systemctl restart docker"'
+        ),
+    ),
+    (
+        "B009",
+        "engines",
+        lambda host: host.docker({"runtimes": {}}),
+        (
+            'warn engines docker does not know our runtime in "/etc/docker/daemon.json"; run '
+            '"gpuruntime runtime configure --runtime docker", then "systemctl restart docker"'
+        ),
+    ),
+    (
+        "B009",
+        "engines",
+        lambda host: host.directory("/snap/docker"),
+        (
+            "fail engines docker from the snap cannot run a program of the host: its dockerd "
+            "lives in the snap's own mount namespace, where neither our runtime nor the "
+            'driver\'s files are; remove it ("snap remove docker") and install docker from the'
+            " distribution's or docker's packages"
+        ),
+    ),
+    (
+        "B010",
+        "engines",
+        k3s,
+        (
+            "fail engines k3s makes its config anew at each start, and forgets the runtime "
+            '"gpuruntime", which is not in its template; run "gpuruntime runtime configure '
+            '--runtime k3s", then "systemctl restart k3s"'
+        ),
+    ),
+    (
+        "B011",
+        "pods",
+        kubelet,
+        (
+            'warn pods the default runtime of containerd is not "gpuruntime": pods, the '
+            'device plugin too, get it by "runtimeClassName: gpuruntime" only; name it in '
+            "those pods, or configure it with --set-as-default"
+        ),
+    ),
+    (
+        "B012",
+        "metrics",
+        lambda host: host.process(800, "/usr/bin/dcgm-exporter", "-f", "x"),
+        (
+            "warn metrics dcgm-exporter runs without its virtual GPUs: pods that share a GPU "
+            'are not told apart; start it with "--kubernetes-virtual-gpus"'
+        ),
+    ),
+    (
+        "B014",
+        "packages",
+        two_sources,
+        (
+            'warn packages "/etc/apt/sources.list.d/nvidia-container-toolkit.list" and '
+            '"/etc/apt/sources.list.d/nvidia-docker.list" have the same source with different'
+            " keys: apt refuses both; remove "
+            '"/etc/apt/sources.list.d/nvidia-container-toolkit.list" or '
+            '"/etc/apt/sources.list.d/nvidia-docker.list"'
+        ),
+    ),
+    (
+        "B015",
+        "module",
+        no_gpu,
+        (
+            "fail module no driver is loaded, and there is no NVIDIA GPU on the PCI bus: "
+            'containers that ask for one do not start; set "missing-gpu" to "warn" in '
+            "config.toml to let them start without"
+        ),
+    ),
+    (
+        "B016",
+        "builds",
+        lambda host: host.file(
+            "/etc/buildkit/buildkitd.toml", f'[worker.oci]\n  binary = "{RUNTIME}"\n'
+        ),
+        (
+            'warn builds "/etc/buildkit/buildkitd.toml" has our runtime as its worker\'s: '
+            'builds call "run", which is passed through without GPUs; ask for them in the '
+            'build, with "RUN --device=nvidia.com/gpu=all"'
+        ),
+    ),
+    (
+        "B017",
+        "sharing",
+        lambda _: None,
+        (
+            "ok sharing no MIG device and no MPS: containers with the same GPU share all of "
+            "its memory"
+        ),
+    ),
+    (
+        "B019",
+        "user-namespace",
+        in_user_namespace,
+        (
+            "warn user-namespace in a user namespace, 0 100000 65536: the hook of the other "
+            "toolkit may not edit cgroups here, and containers fail with bpf_prog_query; "
+            "start containers with our runtime, which needs no such right"
+        ),
+    ),
+    (
+        "B020",
+        "toolkits",
+        for_rootless,
+        (
+            'warn toolkits "nvidia-container-cli.no-cgroups" is set, which takes the GPUs '
+            "from rootful containers of nvidia-container-toolkit 1.16.2-1; we need it for "
+            "none; two toolkits are installed, nvidia-container-toolkit 1.16.2-1 and ours: "
+            "docker's --gpus goes to the one whose hook it finds first; run \"gpuruntime "
+            'config --set nvidia-container-cli.no-cgroups=false --in-place"'
+        ),
+    ),
+    (
+        "B021",
+        "rootless",
+        rootless,
+        (
+            'warn rootless docker of uid 1000 does not read CDI specs: "features.cdi" is not '
+            'set in "/home/user/.config/docker/daemon.json"; run "gpuruntime runtime '
+            'configure --runtime docker-rootless --cdi.enabled" as that user'
+        ),
+    ),
+    (
+        "B021",
+        "spec-dirs",
+        lambda host: host.at("/etc/cdi").chmod(0o700),
+        (
+            'warn spec-dirs "/etc/cdi" has mode 0700: engines without root cannot read it; '
+            'run "chmod 755 /etc/cdi"'
+        ),
+    ),
+    (
+        "B022",
+        "specs",
+        lambda host: host.file("/etc/cdi/broken.yaml", "cdiVersion: [\n"),
+        (
+            'fail specs "/etc/cdi/broken.yaml" is not used: syntax: line 2: did not find '
+            'expected node content; run "gpuruntime cdi validate /etc/cdi/broken.yaml" and '
+            "correct it"
+        ),
+    ),
+    (
+        "B024",
+        "platform",
+        lambda h: wsl(h, "4.4.0-19041-Microsoft", dxg=False),
+        (
+            'fail platform this is WSL 1, without "/dev/dxg": it has no GPUs; run "wsl '
+            '--set-version" there to make it WSL 2'
+        ),
+    ),
+    (
+        "B024",
+        "platform",
+        lambda h: wsl(h, "5.15.1-microsoft-standard-WSL2", dxg=False),
+        (
+            'fail platform WSL without "/dev/dxg": Windows has no GPU for it, or no driver '
+            'that knows WSL; install NVIDIA\'s driver on Windows, then run "wsl --update" '
+            "there"
+        ),
+    ),
+    (
+        "B024",
+        "platform",
+        lambda h: wsl(h, "5.15.1-microsoft-standard-WSL2", dxg=True),
+        (
+            'fail platform WSL has "/dev/dxg", but no adapter of NVIDIA: its driver is not in'
+            ' "/usr/lib/wsl/drivers"; install NVIDIA\'s driver on Windows'
+        ),
+    ),
+    (
+        "B024",
+        "platform",
+        wsl_with_gpu,
+        (
+            'fail platform this is WSL with a GPU: the discovery mode "wsl" that it needs is '
+            'not there yet; generate its spec with "nvidia-ctk cdi generate --mode wsl"'
+        ),
+    ),
+    (
+        "B025",
+        "ldconfig",
+        ldconfig_of_ubuntu,
+        (
+            'fail ldconfig config.toml names "/sbin/ldconfig.real" as '
+            "nvidia-container-cli.ldconfig, which is no program here; there is "
+            '"/sbin/ldconfig"; take "nvidia-container-cli.ldconfig" out of config.toml: the '
+            "right one is found by itself"
+        ),
+    ),
+    (
+        "B026",
+        "toolkits",
+        lambda h: h.package("nvidia-container-toolkit-base", "1.17.0-1"),
+        (
+            "fail toolkits nvidia-container-toolkit-base 1.17.0-1 is installed, which fails "
+            "where an image has a link of its own at the place of one of its links; two "
+            "toolkits are installed, nvidia-container-toolkit-base 1.17.0-1 and ours: "
+            "docker's --gpus goes to the one whose hook it finds first; update it, or remove "
+            "it"
+        ),
+    ),
+    (
+        "B027",
+        "daemons",
+        lambda host: host.socket(PERSISTENCED),
+        (
+            'warn daemons nobody listens on "/run/nvidia-persistenced/socket", which '
+            'containers get; run "systemctl restart nvidia-persistenced"'
+        ),
+    ),
+    (
+        "B029",
+        "engines",
+        lambda host: host.docker(written_s=50),
+        ('ok engines docker knows the runtime "gpuruntime", started since its config was written'),
+    ),
+    (
+        "B030",
+        "mig",
+        mig_of_later,
+        (
+            'fail mig no node "/dev/nvidia-caps/nvidia-cap66", which grants a MIG device; no '
+            'node "/dev/nvidia-caps/nvidia-cap67", which grants a MIG device; run "gpuruntime'
+            ' system create-device-nodes --mig-devices"'
+        ),
+    ),
+    (
+        "B030",
+        "spec-fresh",
+        lambda host: host.mig(),
+        (
+            'fail spec-fresh no spec has the MIG instance gpu0/gi7/ci0; run "gpuruntime cdi '
+            'refresh --output /etc/cdi/nvidia.json"'
+        ),
+    ),
+    (
+        "B031",
+        "sharing",
+        lambda host: host.directory("/run/nvidia/mps"),
+        (
+            'warn sharing "/run/nvidia/mps" is there, and no nvidia-cuda-mps-control runs: '
+            "programs that wait for MPS wait for ever; start the daemon on the host, or "
+            "remove the directory"
+        ),
+    ),
+    (
+        "B032",
+        "gpus",
+        lambda host: host.gpu(1, BUS_IDS[1], "NVIDIA T4"),
+        (
+            "ok gpus 2 models: 1 NVIDIA H100 80GB HBM3, 1 NVIDIA T4: a container gets a "
+            "certain one by its UUID"
+        ),
+    ),
+    (
+        "B035",
+        "snapshot",
+        lambda host: host.directory("/run/gpuruntime").chmod(0o777),
+        (
+            'fail snapshot "/run/gpuruntime" may be written by others than root: each '
+            'container asks the driver anew; run "rm -r /run/gpuruntime" as root'
+        ),
+    ),
+    (
+        "B036",
+        "versions",
+        update,
+        (
+            "fail versions driver 550.163.01 is loaded, but the libraries are of 550.190.01; "
+            "reboot, or reload the driver's modules"
+        ),
+    ),
+    (
+        "B037",
+        "swarm",
+        lambda host: host.docker(RESOURCES),
+        (
+            'fail swarm docker offers "NVIDIA-GPU=GPU-00000000" to a swarm, and there is no '
+            'such GPU here; docker offers "NVIDIA-GPU" to a swarm, and "swarm-resource" is '
+            "not set: what a service reserves is not what it gets; give "
+            '"node-generic-resources" the UUIDs of this host in "/etc/docker/daemon.json", as'
+            ' "nvidia-smi -L" shows them'
+        ),
+    ),
+    (
+        "B046",
+        "module",
+        lambda host: host.file("/proc/devices", "195 nvidia\n"),
+        (
+            "fail module driver 550.163.01 is loaded, but not its module nvidia-uvm: CUDA "
+            'finds no GPU; run "gpuruntime system create-device-nodes --control-devices '
+            '--load-kernel-modules"'
+        ),
+    ),
+    (
+        "B047",
+        "nodes",
+        lambda host: host.node("/dev/nvidia-uvm", 510, 0),
+        (
+            'fail nodes "/dev/nvidia-uvm" is device 510:0, and the driver has 511:0; remove '
+            'it, then run "gpuruntime system create-device-nodes --all --load-kernel-modules"'
+        ),
+    ),
+    (
+        "B039",
+        "modes",
+        lambda host: host.node("/dev/nvidia0", 195, 0, 0o660),
+        (
+            'warn modes "/dev/nvidia0" has mode 0660, uid 0, gid 0: only its group may use '
+            "it; put the users of rootless engines into that group"
+        ),
+    ),
+    (
+        "B039",
+        "modes",
+        lambda host: host.node("/dev/nvidia0", 195, 0, 0o1231),
+        (
+            'fail modes "/dev/nvidia0" has mode 1231, uid 0, gid 0: not even its group may '
+            "use it; set the driver's NVreg_DeviceFileMode to 0666, and run \"chmod 666 "
+            '/dev/nvidia0"'
+        ),
+    ),
+    (
+        "B057",
+        "spec-hooks",
+        lambda host: host.remove("/usr/bin/gpu-cdi-hook"),
+        (
+            'fail spec-hooks the hook "/usr/bin/gpu-cdi-hook" of "/etc/cdi/nvidia.json" is no'
+            ' program on this host; run "gpuruntime cdi refresh --force --output '
+            '/etc/cdi/nvidia.json", or install what it belongs to'
+        ),
+    ),
+    (
+        "B149",
+        "open-files",
+        lambda host: host.docker(files="1073741816"),
+        (
+            "warn open-files dockerd and its containers may open 1073741816 files: the "
+            'driver\'s tools go through them all at each start; set "LimitNOFILE=1048576" in a'
+            " drop-in of dockerd's service"
+        ),
+    ),
+]
+# B034 is below, on a driver that is slow.
+FREQUENT = (
+    *("B001", "B002", "B004", "B005", "B006", "B007", "B009", "B010", "B011", "B012", "B014"),
+    *("B015", "B016", "B017", "B019", "B020", "B021", "B022", "B024", "B025", "B026", "B027"),
+    *("B029", "B030", "B031", "B032", "B035", "B036", "B037"),
+)
+
+
+def squeezed(finding: Finding) -> str:
+    """Return the line of *finding* without what aligns it."""
+    return " ".join(finding.line().split())
+
+
+@pytest.mark.parametrize(
+    ("check", "fault", "line"),
+    [row[1:] for row in REPORTS],
+    ids=[f"{row[0]}-{row[1]}-{index}" for index, row in enumerate(REPORTS)],
+)
+def test_each_report_has_its_line(host: Host, check: str, fault: Fault, line: str) -> None:
+    """People find the line by what they see, and do what it says."""
+    fault(host)
+    (finding,) = found(host, check)
+    assert squeezed(finding) == line
+    assert bool(finding.action) == (finding.status != "ok")
+    assert f"{finding.what}; {finding.action}".isascii()
+
+
+def test_all_frequent_reports_are_in_the_table() -> None:
+    """A report that comes often must not be forgotten."""
+    assert set(FREQUENT) <= {row[0] for row in REPORTS}
+
+
+def test_a_good_host_is_well(host: Host) -> None:
+    """Who sees a warning on each host does not read the next one."""
+    host.docker()
+    host.written("/etc/docker/daemon.json", 50)
+    assert [squeezed(item) for item in found(host) if item.status != "ok"] == []
+    done = doctor("--root", str(host.path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == len(CHECKS)
+
+
+def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command."""
+    return subprocess.run(
+        [PROGRAM, "doctor", *arguments], capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def test_the_exit_status_is_that_of_the_worst_check(host: Host) -> None:
+    """Scripts ask for nothing else: 1 is a warning, 2 is a failure."""
+    place = str(host.path)
+    host.at("/etc/cdi").chmod(0o700)
+    done = doctor("--root", place, "--check", "spec-dirs,nodes")
+    assert done.returncode == 1
+    assert [line.split()[:2] for line in done.stdout.splitlines()] == [
+        ["ok", "nodes"],
+        ["warn", "spec-dirs"],
+    ]
+    host.remove("/dev/nvidiactl")
+    assert doctor("--root", place).returncode == 2
+    done = doctor("--root", place, "--check", "nodes", "--json")
+    assert done.returncode == 2
+    (told,) = json.loads(done.stdout)
+    assert list(told) == ["check", "status", "what", "action"]
+    assert (told["check"], told["status"]) == ("nodes", "fail")
+    assert told["what"] == 'no device node "/dev/nvidiactl"'
+    assert "create-device-nodes" in told["action"]
+
+
+@pytest.mark.parametrize("arguments", [("--check", "nothing"), ("--root", "/nowhere")])
+def test_what_cannot_be_checked_is_an_error(arguments: tuple[str, str]) -> None:
+    """Nothing that was found out must look like nothing that is wrong."""
+    done = doctor(*arguments)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert re.match(r'error: configuration: .*"(nothing|/nowhere)".*\nhint: ', done.stderr)
+
+
+def raises(_: Machine) -> list[Note]:
+    """Be a check with a bug."""
+    raise ValueError("some bug")
+
+
+def hangs(machine: Machine) -> list[Note]:
+    """Be a check of a driver that does not answer, with a child."""
+    child = subprocess.Popen(["sleep", "60"])
+    (Path(machine.root) / "child").write_text(str(child.pid))
+    child.wait()
+    return []
+
+
+def is_running(pid: int) -> bool:
+    """Tell whether the process *pid* is there, and no zombie."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def dies(_: Machine) -> list[Note]:
+    """Be a check that the kernel ends."""
+    sys.exit(1)
+
+
+def test_a_check_fails_alone(host: Host) -> None:
+    """The others are what is needed most when one part of the host hangs."""
+    checks = {
+        "first": lambda _: [ok("well")],
+        "raises": raises,
+        "hangs": hangs,
+        "dies": dies,
+        "last": lambda _: [ok("well")],
+    }
+    began = time.monotonic()
+    findings = run.run(checks, Machine(str(host.path)), 1.0)
+    assert time.monotonic() - began < 5
+    assert [(item.check, item.status) for item in findings] == [
+        ("first", "ok"),
+        ("raises", "fail"),
+        ("hangs", "fail"),
+        ("dies", "fail"),
+        ("last", "ok"),
+    ]
+    assert "this is a bug: ValueError" in findings[1].what
+    assert findings[2].what.startswith("no answer in 1 s")
+    child = int((host.path / "child").read_text())
+    end = time.monotonic() + 5
+    while is_running(child):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("path", "check"),
+    [
+        ("/etc/docker/daemon.json", "engines"),
+        ("/etc/gpuruntime/config.toml", "config"),
+        ("/etc/cdi/more.json", "specs"),
+        ("/proc/driver/nvidia/version", "module"),
+        ("/proc/devices", "module"),
+        ("/etc/ld.so.cache", "loader-cache"),
+        ("/dev/nvidia0", "nodes"),
+        ("/run/nvidia-persistenced/socket", "daemons"),
+        ("/proc/700/cmdline", "engines"),
+        ("/var/lib/dpkg/status", "spec-readers"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["directory", "garbage", "fifo", "loop"])
+def test_no_input_is_a_bug(host: Host, path: str, check: str, kind: str) -> None:
+    """A doctor is called where files are not as they should be."""
+    host.docker()
+    host.remove(path)
+    host.directory(str(Path(path).parent))
+    if kind == "directory":
+        host.directory(path)
+    elif kind == "garbage":
+        host.file(path, bytes(range(256)) * 40)
+    elif kind == "loop":
+        host.link(path, Path(path).name)
+    else:
+        subprocess.run(["mkfifo", host.at(path)], check=True)
+    for finding in found(host):
+        assert "this is a bug" not in finding.what, finding
+        assert "no answer" not in finding.what, finding
+    assert check in CHECKS
+
+
+def test_a_link_that_leaves_the_tree_does_not(host: Host) -> None:
+    """What is this machine's must not be told of another."""
+    host.link("/proc/1", "/proc/self")
+    host.remove("/proc/driver/nvidia/version")
+    host.link("/proc/driver/nvidia/version", "/../../../../../../etc/hostname")
+    (finding,) = found(host, "module")
+    assert finding.status == "fail"
+
+
+def test_only_what_is_of_the_host_counts(host: Host) -> None:
+    """A dockerd in a container has another config than the one that we read."""
+    host.docker(written_s=200, uid=0)
+    host.remove("/proc/700/ns/mnt")
+    host.link("/proc/700/ns/mnt", "mnt:[1]")
+    (finding,) = found(host, "engines")
+    assert finding.status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        (f"{MAJORS['nvidia-uvm']} nvidia-uvm\n195 nvidia-frontend\n", "ok"),
+        ("195 nvidia\n", "fail"),
+    ],
+)
+def test_the_module_has_two_names(host: Host, text: str, status: str) -> None:
+    """Before driver 550 its major was that of nvidia-frontend."""
+    host.file("/proc/devices", text)
+    host.remove("/dev/nvidia-uvm-tools")
+    host.node("/dev/nvidia-uvm-tools", 511, 1)
+    assert [item.status for item in found(host, "module", "nodes")] == [status, "ok"]
+
+
+def test_our_own_runtime_below_us(host: Host) -> None:
+    """A runtime that calls itself would call for ever."""
+    host.file("/usr/bin/runc", LAUNCHER, 0o755)
+    (finding,) = found(host, "runtime")
+    assert finding.status == "fail"
+    host.file("/usr/bin/crun", "crun", 0o755)
+    (finding,) = found(host, "runtime")
+    assert (finding.status, "passed over" in finding.what) == ("warn", True)
+
+
+@pytest.mark.parametrize(
+    ("path", "check", "what"),
+    [
+        ("/etc/cdi/nvidia.yml", "specs", "is not read: names end in .yaml or .json"),
+        ("/etc/docker/cdi/nvidia.json", "spec-dirs", "is where nobody looks for specs"),
+    ],
+)
+def test_specs_that_nobody_reads(host: Host, path: str, check: str, what: str) -> None:
+    """No engine says so: it only does not know the devices."""
+    host.spec(path)
+    (finding,) = found(host, check)
+    assert (finding.status, what in finding.what) == ("warn", True)
+
+
+def test_a_spec_for_the_numbers_of_another_boot(host: Host) -> None:
+    """B047: they are another device's now."""
+    node = {"path": "/dev/nvidia-uvm", "type": "c", "major": 510, "minor": 0}
+    devices = [{"name": "0", "containerEdits": {"deviceNodes": [node]}}]
+    host.spec(devices=devices)
+    (finding,) = found(host, "spec-fresh")
+    assert "510:0, which is another device in this boot" in finding.what
+
+
+def test_hooks_without_env(host: Host) -> None:
+    """They run with the image's variables, as root: CVE-2025-23266."""
+    document = host.spec()
+    del document["containerEdits"]["hooks"][0]["env"]
+    host.file(SPEC, json.dumps(document))
+    (finding,) = found(host, "spec-hooks")
+    assert (finding.status, "has no env" in finding.what) == ("warn", True)
+
+
+def test_a_loader_cache_of_before(host: Host) -> None:
+    """The loader has not been told since: programs look for a library that is gone."""
+    path = f"{LIBRARIES}/libcuda.so.1"
+    host.cache(("libcuda.so.1", path, "x86-64"))
+    assert found(host, "loader-cache")[0].status == "ok"
+    host.cache(("libcuda.so.1", "/opt/old/libcuda.so.1", "x86-64"))
+    (finding,) = found(host, "loader-cache")
+    assert (finding.status, finding.action) == ("warn", 'run "ldconfig"')
+
+
+def test_switches_need_their_daemon(host: Host) -> None:
+    """Without it CUDA fails on every GPU of such a machine."""
+    host.node("/dev/nvidia-nvswitch0", 234, 0)
+    (finding,) = found(host, "daemons")
+    assert finding.status == "fail"
+    assert finding.action == 'run "systemctl restart nvidia-fabricmanager"'
+    host.process(600, "/usr/bin/nv-fabricmanager", "-c", "x")
+    assert found(host, "daemons")[0].status == "ok"
+    host.socket(PERSISTENCED)
+    host.file("/proc/net/unix", f"Num\n0000: 00000002 0 10000 0001 01 55 {PERSISTENCED}\n")
+    assert found(host, "daemons")[0].status == "ok"
+
+
+def test_containers_are_kept_from_making_nodes(host: Host) -> None:
+    """By our hook, or by the driver's own parameter."""
+    host.remove("/usr/bin/gpu-cdi-hook")
+    assert found(host, "params")[0].status == "warn"
+    host.params(ModifyDeviceFiles="0")
+    assert found(host, "params")[0].status == "ok"
+
+
+def test_bytecode_is_of_the_source_as_it_is(tmp_path: Path) -> None:
+    """Python compiles again what was written to since, at each start, and cannot keep it."""
+    source = tmp_path / "module.py"
+    source.write_text("x = 1\n")
+    made = Path(py_compile.compile(str(source), doraise=True))
+    assert toolkits._is_compiled(str(source), str(made))
+    source.write_text("x = 22\n")
+    assert not toolkits._is_compiled(str(source), str(made))
+    assert not toolkits._is_compiled(str(source), str(tmp_path / "nothing.pyc"))
+
+
+def test_two_toolkits_in_one_engine(host: Host) -> None:
+    """Which of them a container gets is a matter of a name."""
+    host.file("/usr/bin/nvidia-container-runtime", "theirs", 0o755)
+    runtimes = {
+        "nvidia": {"path": "/usr/bin/nvidia-container-runtime"},
+        "gpuruntime": {"path": RUNTIME},
+    }
+    host.docker({"runtimes": runtimes})
+    (finding,) = found(host, "toolkits")
+    assert finding.status == "warn"
+    assert "docker knows the runtimes of two toolkits" in finding.what
+    # Under the incumbent's names, it is we.
+    host.remove("/usr/bin/nvidia-container-runtime")
+    host.link("/usr/bin/nvidia-container-runtime", "gpu-container-runtime")
+    assert found(host, "toolkits")[0].status == "ok"
+
+
+@pytest.mark.parametrize(("value", "status"), [("0 0", "warn"), ("1 1", "ok")])
+def test_selinux(host: Host, value: str, status: str) -> None:
+    """A confined container may open no device by default."""
+    host.file("/sys/fs/selinux/enforce", "1")
+    host.file("/sys/fs/selinux/booleans/container_use_devices", value)
+    (finding,) = found(host, "selinux")
+    assert finding.status == status
+
+
+class TestSimulated:
+    """The live host: what a tree cannot have, as a driver that answers."""
+
+    def doctor(self, host: ShimHost, *names: str) -> dict[str, dict[str, str]]:
+        """Return what the checks find there, by name."""
+        done = host.run(PROGRAM, "doctor", "--json", "--check", ",".join(names or CHECKS))
+        assert done.stderr == ""
+        told = {item["check"]: item for item in json.loads(done.stdout)}
+        assert "this is a bug" not in done.stdout
+        return told
+
+    def test_b034_a_driver_that_is_slow(self, tmp_path: Path) -> None:
+        """Persistence keeps the GPUs up, and each start of a container short."""
+        with ShimHost(tmp_path, "--gpus", "1", "--fault", "initdelay_us 2500000") as host:
+            told = self.doctor(host, "answer")["answer"]
+        assert told["status"] == "warn"
+        assert re.match(
+            r"the driver took \d\.\d s to answer, as it starts the GPUs anew each time",
+            told["what"],
+        )
+        assert told["action"] == 'run nvidia-persistenced, or "nvidia-smi -pm 1"'
+
+    @pytest.mark.parametrize("fault", ["init-fails 9", "init-hangs", "lost 1"])
+    def test_a_driver_that_fails(self, tmp_path: Path, fault: str) -> None:
+        """It is told, and everything else as well."""
+        with ShimHost(tmp_path, "--gpus", "2", "--fault", fault) as host:
+            host.write_config({"discovery-timeout": 2})
+            config = str(tmp_path / "config.toml")
+            done = host.run(PROGRAM, "doctor", "--json", GPURUNTIME_CONFIG=config)
+        told = {item["check"]: item for item in json.loads(done.stdout)}
+        assert list(told) == list(CHECKS)
+        assert told["answer"]["status"] == "fail"
+        assert told["nodes"]["status"] == "ok"
+        assert done.returncode == 2
+
+    def test_from_bad_to_good_by_what_it_says(self, tmp_path: Path) -> None:
+        """The actions are commands of ours, and they help."""
+        with ShimHost(tmp_path, "--gpus", "2", "--mig", "0:1") as host:
+            host.shell("rm /dev/nvidia-uvm /dev/nvidia1; rm -r /dev/nvidia-caps")
+            names = ("nodes", "mig", "dev-char", "specs", "spec-fresh")
+            before = self.doctor(host, *names)
+            assert [item["status"] for item in before.values()] == [
+                *("fail", "fail", "warn", "warn", "ok"),
+            ]
+            host.shell("touch /run/before; sleep 0.1")
+            self.doctor(host)
+            places = "/dev /etc /run /etc/cdi /run/cdi /run/gpuruntime /var/lib"
+            changed = host.shell(f"find {places} -xdev -newer /run/before -not -type c")
+            assert changed == ""
+            for item in before.values():
+                for command in re.findall(r'run "gpuruntime ([^"]*)"', item["action"]):
+                    words = command.replace(" --load-kernel-modules", "").split()
+                    done = host.run(PROGRAM, *words)
+                    assert done.returncode == 0, done.stderr
+            after = self.doctor(host, *names)
+            assert [item["status"] for item in after.values()] == ["ok"] * 5
+
+    def test_an_engine_that_was_told_and_not_restarted(self, tmp_path: Path) -> None:
+        """B009: from the command that configures it to the daemon that knows."""
+        with ShimHost(tmp_path, "--gpus", "1") as host:
+            daemon = "printf '#!/bin/sh\nwhile :; do sleep 1; done\n' > /usr/local/bin/dockerd"
+            start = "/usr/local/bin/dockerd </dev/null >/dev/null 2>&1 & echo $!; sleep 0.2"
+            pid = host.shell(f"{daemon}; chmod 755 /usr/local/bin/dockerd; {start}")
+            told = self.doctor(host, "engines")["engines"]
+            assert told["status"] == "warn"
+            command = re.findall(r'run "gpuruntime ([^"]*)"', told["action"])[0]
+            done = host.run(PROGRAM, *command.split(), "--runtime-path", LAUNCHER_PATH)
+            assert done.returncode == 0, done.stderr
+            told = self.doctor(host, "engines")["engines"]
+            assert told["status"] == "fail"
+            assert told["action"] == 'run "systemctl restart docker"'
+            host.shell(f"kill {int(pid)}; sleep 0.2; {start}")
+            told = self.doctor(host, "engines")["engines"]
+            assert told["status"] == "ok", told
+            assert "started since its config was written" in told["what"]
+
+    def test_without_root(self, tmp_path: Path) -> None:
+        """A user sees less, is told so, and is not told of what only root could have seen."""
+        with ShimHost(tmp_path, "--gpus", "1") as host:
+            user = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+            done = host.run(*user, PROGRAM, "doctor", "--json")
+        told = {item["check"]: item["status"] for item in json.loads(done.stdout)}
+        assert list(told) == list(CHECKS)
+        assert (told["answer"], told["nodes"], told["libraries"]) == ("ok", "ok", "ok")
+        assert "without root" in done.stderr
+
+    def test_an_old_engine_by_its_own_word(self, tmp_path: Path) -> None:
+        """Where there is a program, it tells its version itself; one that hangs is left."""
+        with ShimHost(tmp_path, "--gpus", "1") as host:
+            host.shell(
+                "printf '#!/bin/sh\\necho podman version 4.2.0\\n' > /usr/bin/podman;"
+                "printf '#!/bin/sh\\nsleep 100\\n' > /usr/sbin/dockerd;"
+                f"{PROGRAM} cdi refresh --output /etc/cdi/nvidia.yaml"
+            )
+            told = self.doctor(host, "spec-readers")["spec-readers"]
+        assert told["status"] == "fail"
+        assert "podman 4.2.0 reads up to 0.4.0" in told["what"]
+        assert "--max-spec-version 0.4.0" in told["action"]

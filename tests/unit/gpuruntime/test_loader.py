@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the container's loader is told: musl's lists, conf files of the image.
+
+LINK-10 and TIME-01 of the attack catalogue; cache and drop-in are in test_ops.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hostile.canary import digest
+from hostile.cover import image_cache
+
+from gpuruntime import ldcache
+from gpuruntime.errors import LdcacheError
+from gpuruntime.ldcache import ABI_FLAGS, Entry
+from gpuruntime.system import drop_in
+from gpuruntime.system.loader import LoaderCache
+from gpuruntime.system.paths import Root
+
+DIRECTORY = "/usr/lib/x86_64-linux-gnu"
+NATIVE = ABI_FLAGS["x86-64"]
+CACHE = LoaderCache((Entry("libx.so.1", f"{DIRECTORY}/libx.so.1", NATIVE),))
+MUSL = "/lib/ld-musl-x86_64.so.1"
+LIST = "/etc/ld-musl-x86_64.path"
+DEFAULTS = "/lib\n/usr/local/lib\n/usr/lib\n"
+
+
+class Image:
+    """A root, and the warnings."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.opened = Root(str(root))
+        self.warnings: list[str] = []
+
+    def path(self, name: str, content: str | None = None) -> Path:
+        """Return the place of *name* on the host, its directories made; with *content*, a file."""
+        place = Path(f"{self.root}{name}")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if content is not None:
+            place.write_text(content)
+        return place
+
+    def execute(self, operation: LoaderCache = CACHE) -> None:
+        """Carry *operation* out."""
+        operation.execute(self.opened, self.warnings.append)
+
+    def first(self, name: str) -> str:
+        """Return what the loader finds by *name*."""
+        rows = ldcache.parse((self.root / "etc" / "ld.so.cache").read_bytes())
+        return next(row[1] for row in rows if row[0] == name)
+
+
+@pytest.fixture(params=[True, False], ids=["openat2", "walk"])
+def image(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Image]:
+    """Return an image whose paths are resolved in one of the two ways."""
+    (tmp_path / "root").mkdir()
+    made = Image(tmp_path / "root")
+    made.opened._has_openat2 = request.param
+    yield made
+    made.opened.close()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (None, f"{DEFAULTS}{DIRECTORY}\n"),
+        ("/lib:/opt/lib", f"/lib\n/opt/lib\n{DIRECTORY}\n"),
+        ("/lib\n/usr/lib\n", f"/lib\n/usr/lib\n{DIRECTORY}\n"),
+        (f"/lib\n{DIRECTORY}", f"/lib\n{DIRECTORY}"),
+        (f"/lib:{DIRECTORY}x", f"/lib\n{DIRECTORY}x\n{DIRECTORY}\n"),
+        ("", ""),
+    ],
+)
+def test_musl_s_list_has_the_directory(image: Image, before: str | None, after: str) -> None:
+    """The list is in place of the defaults, so it has these as well; an empty one is left."""
+    image.path(MUSL, "")
+    place = image.path(LIST, before)
+    image.execute()
+    assert place.read_text() == after
+    assert place.stat().st_mode & 0o7777 == 0o644
+    seen = digest(image.root)
+    image.execute()
+    assert digest(image.root) == seen
+    assert image.warnings == []
+
+
+def test_an_image_without_musl_has_no_list(image: Image) -> None:
+    """And libraries of another architecture are not for its loader."""
+    image.execute()
+    image.path("/lib/ld-musl-aarch64.so.1", "")
+    image.execute()
+    assert os.listdir(image.root / "etc") == ["ld.so.cache"]
+
+
+def test_directories_that_musl_searches_need_no_list(image: Image) -> None:
+    """With none, its defaults are searched."""
+    image.path(MUSL, "")
+    image.execute(LoaderCache((Entry("libx.so.1", "/usr/lib/libx.so.1", NATIVE),)))
+    assert not os.path.lexists(f"{image.root}{LIST}")
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory", "large", "link out", "hard link", "loop"])
+def test_link_10_something_else_has_the_name_of_musl_s_list(image: Image, kind: str) -> None:
+    """Replaced, or refused; never read to the end of time, never written through."""
+    image.path(MUSL, "")
+    victim = image.root.parent / "victim"
+    victim.write_text("/must/stay")
+    place = image.path(LIST)
+    if kind == "fifo":
+        os.mkfifo(place)
+    elif kind == "directory":
+        place.mkdir()
+    elif kind == "large":
+        with place.open("wb") as stream:
+            stream.truncate(1 << 40)
+    elif kind == "link out":
+        place.symlink_to("../" * 40 + str(victim).lstrip("/"))
+    elif kind == "hard link":
+        os.link(victim, place)
+    else:
+        place.symlink_to(place.name)
+    if kind in ("fifo", "directory", "large"):
+        with pytest.raises(LdcacheError, match="would not find"):
+            image.execute()
+    else:
+        image.execute()
+        assert not place.is_symlink()
+        assert place.read_text().endswith(f"\n{DIRECTORY}\n")
+    assert victim.read_text() == "/must/stay"
+    assert not list(image.root.rglob(".gpuruntime.*"))
+
+
+def own_cuda(image: Image, conf: str) -> bytes:
+    """Give the image a library of the same name, which *conf* lists."""
+    image.path(f"/etc/ld.so.conf.d/{conf}", "# of the image\n/opt/cuda\n")
+    return image_cache(Entry("libx.so.1", "/opt/cuda/libx.so.1", NATIVE))
+
+
+@pytest.mark.parametrize(
+    ("conf", "expected"),
+    [
+        ("00-cuda-compat.conf", "/opt/cuda/libx.so.1"),
+        ("zz-other.conf", f"{DIRECTORY}/libx.so.1"),
+        ("00-cuda-compat.conf.bak", f"{DIRECTORY}/libx.so.1"),
+    ],
+)
+def test_what_the_image_lists_before_us_stays_first(
+    image: Image, conf: str, expected: str
+) -> None:
+    """Its next ldconfig would come to the same."""
+    cache = own_cuda(image, conf)
+    image.path("/etc/ld.so.cache").write_bytes(cache)
+    image.execute()
+    assert image.first("libx.so.1") == expected
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link out", "directory", "many", "garbage"])
+def test_time_01_conf_files_of_the_image_hold_nobody(
+    image: Image, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither is one opened that is no file, nor is everything read."""
+    place = image.path("/etc/ld.so.conf.d/00-a.conf")
+    outside = image.root.parent / "conf"
+    outside.write_text("/opt/cuda\n")
+    if kind == "fifo":
+        os.mkfifo(place)
+    elif kind == "directory":
+        place.mkdir()
+    elif kind == "link out":
+        place.symlink_to("../" * 40 + str(outside).lstrip("/"))
+        # Control: by its string, it is the file outside.
+        assert place.read_text() == "/opt/cuda\n"
+    elif kind == "many":
+        monkeypatch.setattr(drop_in, "_MAX_FILES", 3)
+        for number in range(4):
+            image.path(f"/etc/ld.so.conf.d/00-{number}.conf", "/opt/cuda\n")
+    else:
+        place.write_bytes(b"/opt/\xff\n/a b\n/a:/b\ninclude *.conf\n/a/../b\n\0\n")
+    assert drop_in.listed_before(image.opened) == []
+    image.execute()
+    assert image.first("libx.so.1") == f"{DIRECTORY}/libx.so.1"
+
+
+def test_names_of_conf_files_are_read_before_ours(image: Image) -> None:
+    """Several, comments apart, and not the one that we write ourselves."""
+    image.path("/etc/ld.so.conf.d/00-a.conf", "/opt/a\n # x\n /opt/b \n")
+    image.path("/etc/ld.so.conf.d/00-b.conf", "/opt/c")
+    image.path(f"/etc/ld.so.conf.d/{drop_in.COMPAT}", "/opt/d\n")
+    assert drop_in.listed_before(image.opened) == ["/opt/a", "/opt/b", "/opt/c"]

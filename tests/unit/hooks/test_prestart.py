@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The prestart hook: its command line, and what counts as granted."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpuruntime import __version__
+from hooks import prestart
+
+if TYPE_CHECKING:
+    from cdi.wire import DeviceNode
+
+BIN = Path(__file__).parents[3] / ".venv" / "bin"
+HOOK = "gpu-container-runtime-hook"
+GPU: DeviceNode = {"path": "/dev/nvidia1", "type": "c", "major": 195, "minor": 1}
+DEVICE = {"path": "/dev/nvidia1", "type": "c", "major": 195, "minor": 1}
+RULE = {"allow": True, "type": "c", "major": 195, "minor": 1, "access": "rw"}
+NOBODY = {"allow": False, "access": "rwm"}
+
+
+def call(*words: str, state: str = "", name: str = HOOK) -> tuple[int, str, str]:
+    """Return status, output and error of the hook that reads *state*."""
+    done = subprocess.run(
+        [name, *words],
+        executable=BIN / HOOK,
+        input=state,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["no-such"],
+        ["-debug"],
+        ["-config"],
+        ["-config", "prestart"],
+        ["--config=prestart"],
+        ["-no-such", "prestart"],
+        ["--", "prestart"],
+        ["-debug=perhaps", "prestart"],
+        ["", "prestart"],
+    ],
+)
+def test_other_command_lines_get_the_usage(words: list[str]) -> None:
+    """Status 2, as scripts know it from the incumbent's."""
+    status, output, error = call(*words)
+    assert (status, output) == (2, "")
+    assert error == f"usage: {HOOK} [-debug] [-config FILE] prestart|poststart|poststop\n"
+
+
+@pytest.mark.parametrize("name", [HOOK, "nvidia-container-runtime-hook"])
+@pytest.mark.parametrize("words", [["-version"], ["--version"], ["-debug", "-version", "x"]])
+def test_the_version_is_printed(words: list[str], name: str) -> None:
+    """Tools read it from standard output."""
+    assert call(*words, name=name) == (0, f"{name} version {__version__}\n", "")
+
+
+@pytest.mark.parametrize("command", ["poststart", "poststop"])
+def test_other_hooks_do_nothing(command: str) -> None:
+    """Without a look at the state."""
+    assert call(command, state="no JSON") == (0, "", "")
+    assert call("-debug", command, "more") == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("devices", "rules", "granted"),
+    [
+        ([DEVICE], [NOBODY, RULE], True),
+        ([DEVICE], [RULE], True),
+        # As `--privileged`.
+        ([DEVICE], [{"allow": True, "access": "rwm"}], True),
+        ([DEVICE], [{"allow": True, "type": "a", "access": "rwm"}], True),
+        ([DEVICE], [{"allow": True, "type": "c", "access": "rw"}], True),
+        ([DEVICE], [{**RULE, "major": -1, "minor": -1}], True),
+        ([DEVICE], [{**RULE, "minor": None}], True),
+        ([DEVICE], [{**RULE, "access": "r"}, {**RULE, "access": "w"}], True),
+        ([{**DEVICE, "type": "u"}], [RULE], True),
+        ([], [RULE], False),
+        ([DEVICE], [], False),
+        ([DEVICE], None, False),
+        ([DEVICE], [RULE, NOBODY], False),
+        ([DEVICE], [RULE, {**RULE, "allow": False, "access": "w"}], False),
+        ([DEVICE], [RULE, {"allow": False, "type": "a", "access": "m"}], False),
+        ([DEVICE], [{**RULE, "access": "rm"}], False),
+        ([DEVICE], [{**RULE, "minor": 0}], False),
+        ([DEVICE], [{**RULE, "type": "b"}], False),
+        ([{**DEVICE, "path": "/dev/nvidia0"}], [RULE], False),
+        # Another GPU by the name of this one.
+        ([{**DEVICE, "minor": 0}], [RULE], False),
+        ([{**DEVICE, "type": "b"}], [RULE], False),
+        ([{"path": "/dev/nvidia1"}], [RULE], False),
+        ([DEVICE], [{**RULE, "access": 7}], False),
+    ],
+)
+def test_what_the_config_grants(
+    devices: list[dict[str, Any]], rules: list[dict[str, Any]] | None, granted: bool
+) -> None:
+    """A node and a rule that lets it be read and written."""
+    linux = {"devices": devices, "resources": {"devices": rules}}
+    assert prestart.is_granted(GPU, {"linux": linux}) is granted
+
+
+@pytest.mark.parametrize(
+    ("mount", "granted"),
+    [
+        ({"destination": "/dev/nvidia1", "source": "/dev/nvidia1"}, True),
+        ({"destination": "/dev", "source": "/dev"}, True),
+        ({"destination": "/dev/nvidia1", "source": "/dev/nvidia0"}, False),
+        ({"destination": "/dev/nvidia1"}, False),
+        ({"destination": "/dev", "type": "tmpfs", "source": "tmpfs"}, False),
+        ({"destination": "/dev", "source": "/srv/dev"}, False),
+        ({}, False),
+    ],
+)
+def test_what_a_mount_grants(mount: dict[str, str], granted: bool) -> None:
+    """An engine without root binds the node in place of making one."""
+    linux = {"resources": {"devices": [RULE]}}
+    assert prestart.is_granted(GPU, {"linux": linux, "mounts": [mount]}) is granted
+    # The rule counts as well.
+    assert not prestart.is_granted(GPU, {"mounts": [mount]})
+
+
+def test_a_mount_of_a_node_below_another_root() -> None:
+    """The host's path is what is mounted."""
+    node: DeviceNode = {**GPU, "hostPath": "/run/driver/dev/nvidia1"}
+    for source, granted in (("/run/driver/dev/nvidia1", True), ("/dev/nvidia1", False)):
+        document = {
+            "linux": {"resources": {"devices": [RULE]}},
+            "mounts": [{"destination": "/dev/nvidia1", "source": source}],
+        }
+        assert prestart.is_granted(node, document) is granted

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every id of the attack catalogue has a test or a reason, and what is named exists."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import catalogue
+import pytest
+
+TESTS = Path(__file__).parents[1]
+TREE = TESTS.parent
+
+
+@pytest.fixture(scope="module")
+def collected() -> dict[str, set[str]]:
+    """Return the ids of each test that pytest finds, of those that have any."""
+    script = (
+        "import json, sys, pytest\n"
+        "status = pytest.main(['--collect-only', '-qq', '-p', 'no:cacheprovider', 'tests'])\n"
+        "import catalogue\n"
+        "found = {k: sorted(v) for k, v in catalogue.found.items() if v}\n"
+        "sys.stderr.write(json.dumps(found))\n"
+        "sys.exit(status)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=TREE, env={"PYTHONPATH": "tests", "PATH": "/usr/bin:/bin"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:]
+    found = ast.literal_eval(done.stderr[done.stderr.index("{") :])
+    return {name: set(ids) for name, ids in found.items()}
+
+
+def test_every_id_has_a_test_or_a_reason(collected: dict[str, set[str]]) -> None:
+    """META-03: whoever adds an id must say what becomes of it; and never both."""
+    tested = set().union(*collected.values())
+    assert tested | set(catalogue.NONE) == set(catalogue.IDS)
+    assert tested & set(catalogue.NONE) == set()
+
+
+def test_tests_that_are_named_exist(collected: dict[str, set[str]]) -> None:
+    """A test that was renamed would leave an id without one."""
+    there = {name.partition("[")[0] for name in collected}
+    assert {name for names in catalogue.TESTS.values() for name in names} <= there
+    assert set(catalogue.TESTS) <= set(catalogue.IDS)
+
+
+def test_reasons_are_short() -> None:
+    """They are printed with each run."""
+    assert all(len(reason) < 90 for reason in catalogue.NONE.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "ids"),
+    [
+        ("test_link_04_cache", "", {"LINK-04"}),
+        ("test_x[env_01_preload-set]", "", {"ENV-01"}),
+        ("test_fd_01_env_06_control", "", {"FD-01", "ENV-06"}),
+        ("test_x", "CDI-04: what it leads to.", {"CDI-04"}),
+        ("test_x", "A line.\n\nCDI-04 is not meant.", set()),
+        ("test_cdi_040", "", set()),
+        ("test_execution_01", "", set()),
+    ],
+)
+def test_ids_of_a_test(name: str, text: str, ids: set[str]) -> None:
+    """By its name, that of its parameter, or the first line of its docstring."""
+    assert catalogue.ids_in(name, text) == ids
