@@ -148,7 +148,7 @@ def _imex(container: Container) -> tuple[int, ...]:
     if found and "ignore-imex-channel-requests" in container.config.features:
         container.ignore(source, found, 'the feature "ignore-imex-channel-requests" is set')
         return ()
-    return tuple(dict.fromkeys(_channel(name, source) for name in found))
+    return tuple(dict.fromkeys(channel(name, source) for name in found))
 
 
 def _imex_by_variable(container: Container) -> list[str]:
@@ -165,7 +165,8 @@ def _imex_by_variable(container: Container) -> list[str]:
     return found
 
 
-def _channel(name: str, source: str) -> int:
+def channel(name: str, source: str) -> int:
+    """Return the number of the channel *name*, which *source* asks for; raise RequestError."""
     match = _CHANNEL.match(name)
     if match is None:
         raise RequestError(

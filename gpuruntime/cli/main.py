@@ -37,6 +37,10 @@ def main() -> None:
     """Run the command line; a GpuRuntimeError becomes two lines and its exit code."""
     _occupy_standard_descriptors()
     try:
+        if os.path.basename(sys.argv[0]) == "nvidia-container-cli":
+            from gpuruntime.cli import container_cli  # noqa: PLC0415 (another program, nearly)
+
+            container_cli.root(prog_name=container_cli.PROGRAM)
         root(prog_name="gpuruntime")
     except GpuRuntimeError as error:
         print(f"error: {error.lines()}", file=sys.stderr)  # noqa: T201 (talk goes to stderr)
