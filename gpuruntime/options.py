@@ -161,8 +161,9 @@ OPTIONS = (
         "features.allow-cuda-compat-libs-from-container",
         "optional",
         default=None,
-        doc="The prestart hook leaves CUDA's compatibility libraries to nvidia-container-cli.",
+        doc="An unknown modes.legacy.cuda-compat-mode counts as ldconfig, not as disabled.",
         sample=True,
+        acts=True,
     ),
     Option(
         "features.allow-ldconfig-from-container",

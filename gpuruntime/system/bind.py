@@ -101,6 +101,7 @@ class BindMount(Record):
             if (there.st_dev, there.st_ino) == (status.st_dev, status.st_ino):
                 # Another hook has been here before, or a volume has it.
                 return
+            _stop_propagation(place, target)
             syscalls.move_mount(tree, target)
         finally:
             os.close(target)

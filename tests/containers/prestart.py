@@ -193,6 +193,8 @@ def read_only_libraries(root: Path, config: dict[str, Any]) -> None:
 
 def shared_libraries(root: Path, config: dict[str, Any]) -> None:
     """Have a volume of libraries there that the host shares, and a link that leads to another."""
+    # Without it the container's are slaves of the host's.
+    propagates(root, config, "rshared")
     for name in ("volume", "other"):
         volume = root.parent / name
         volume.mkdir()
