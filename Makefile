@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 SOURCES := $(shell find cdi gpuruntime hooks -name '*.py')
 
 .PHONY: help setup packages needs-root demo test test-all lint unit conformance perf fuzz races mutants \
-  test-newer-engines clean driver-root
+  test-newer-engines clean driver-root install uninstall
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s'|'
@@ -34,10 +34,10 @@ $(BIN)/gpuruntime: requirements/dev.txt pyproject.toml | packages
 	@touch $@
 
 # Freestanding and static: no C library reads the image's environment before we discard it.
-LAUNCHER_FLAGS := -std=c11 -Wall -Wextra -Wconversion -Wshadow -Werror -Os -nostdlib -static -ffreestanding \
+LAUNCHER_FLAGS = -std=c11 -Wall -Wextra -Wconversion -Wshadow -Werror -Os -nostdlib -static -ffreestanding \
   -fno-pie -no-pie -fno-stack-protector -fno-asynchronous-unwind-tables -fno-tree-loop-distribute-patterns \
   -Wl,-z,noexecstack -Wl,-z,noseparate-code -Wl,--build-id=none -s \
-  $(if $(filter x86_64,$(shell uname -m)),-fcf-protection=none)
+  $(if $(filter x86_64%,$(shell $(CC) -dumpmachine)),-fcf-protection=none)
 
 build/launcher: $(wildcard gpuruntime/launcher/*.[ch]) gpuruntime/__init__.py Makefile | packages
 	@mkdir -p build
@@ -95,6 +95,19 @@ mutants: needs-root setup ## which patches of a folder the suite catches: make m
 
 driver-root: setup ## unpack NVIDIA's real user space: make driver-root VERSION=550 or VERSION=535
 	@$(BIN)/python tests/simhost/fetch_driver.py '$(or $(VERSION),550)'
+
+# Where systemd and udev look: below /usr and /usr/local; for another PREFIX name a place that they know.
+PREFIX ?= /usr/local
+UNITDIR ?= $(PREFIX)/lib/systemd
+UDEVDIR ?= $(PREFIX)/lib/udev/rules.d
+
+install: ## into $(DESTDIR)$(PREFIX); make install PREFIX=/usr/local DESTDIR= COMPAT=nvidia
+	@DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' UNITDIR='$(UNITDIR)' UDEVDIR='$(UDEVDIR)' COMPAT='$(COMPAT)' \
+	  START_PYTHON='$(START_PYTHON)' PYTHON='$(PYTHON)' CC='$(CC)' LAUNCHER_FLAGS='$(LAUNCHER_FLAGS)' \
+	  VERSION='$(OUR_VERSION)' scripts/install
+
+uninstall: ## remove what make install put there; the same PREFIX and DESTDIR
+	@DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' scripts/uninstall
 
 clean: ## remove what was built
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -201,6 +201,9 @@ def _reader(source: bytes | BinaryIO) -> Callable[[int, int], bytes]:
         file = source
 
         def read_at(offset: int, length: int) -> bytes:
+            if not length:
+                # As with bytes, wherever it is: a file system may have no such offset.
+                return b""
             if offset > _MAX_FILE_OFFSET:
                 raise ElfError(f"offset {offset:#x} is beyond the end of any file")
             file.seek(offset)

@@ -154,7 +154,10 @@ def _content(path: str) -> list[int] | None:
 
 
 def _variable(name: str) -> str | None:
-    return os.environ.get(name)
+    try:
+        return os.environ.get(name)
+    except ValueError:
+        return None
 
 
 def _of_program(name: str) -> object:

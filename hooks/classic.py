@@ -16,7 +16,7 @@ from gpuruntime.record import Record
 from gpuruntime.system.compat import DEFAULT_ROOT, CompatInUse, CudaCompat
 from gpuruntime.system.loader import LoaderCache
 from gpuruntime.system.mounts import mount_id
-from gpuruntime.system.names import LINK_PATH, MAX_PATH_CHARS, is_clean
+from gpuruntime.system.names import LINK_PATH, MAX_PATH_CHARS, is_clean, is_clean_name
 from gpuruntime.system.ops import ApplicationProfile, Chmod, Link, MaskParams
 from gpuruntime.system.paths import list_names, reopen
 from hooks.options import last, parse, parse_mode, refused
@@ -110,6 +110,9 @@ def _enable_cuda_compat(given: Given) -> list[Operation]:
     driver, cuda = last(given, "host-driver-version"), last(given, "host-cuda-version")
     if not driver and not cuda:
         return []
+    for version in filter(None, (driver, cuda)):
+        if not is_clean_name(version):
+            raise refused(ENABLE_CUDA_COMPAT, version, "is no version")
     directory = last(given, "cuda-compat-container-root", DEFAULT_ROOT)
     if not is_clean(directory):
         raise refused(ENABLE_CUDA_COMPAT, directory, "is no absolute path that is plain")
@@ -198,11 +201,11 @@ def _names(dirfd: int, folder: str) -> list[str]:
 
 
 def _entry(fd: int, folder: str, name: str) -> ldcache.Entry | None:
-    with os.fdopen(reopen(fd, os.O_RDONLY), "rb") as file:
-        try:
+    try:
+        with os.fdopen(reopen(fd, os.O_RDONLY), "rb") as file:
             found = elf.read(file)
-        except (elf.ElfError, OSError):
-            return None
+    except (elf.ElfError, OSError):
+        return None
     soname = found.soname or name
     if found.abi not in ldcache.ABI_FLAGS or not is_clean(f"/{soname}"):
         return None

@@ -234,9 +234,9 @@ class ContainerWork(Work):
 def _supervise(work: Work, deadline: Deadline) -> tuple[str, int]:
     """Have a child do *work*; return what it says, and its status, or 1 if it is not done."""
     # The runtime waits for whoever holds its pipes: the child has only one of ours.
-    report, stderr = os.pipe()
     us = os.getpid()
     try:
+        report, stderr = os.pipe()
         child = os.fork()
     except OSError as error:
         raise _no_process(error) from error
@@ -334,6 +334,8 @@ def _no_process(error: OSError) -> MountError:
     hint = f"give the container a memory limit of {MIN_MEMORY_MIB} MiB or more"
     if error.errno == errno.EAGAIN:
         hint = f"give the container a pids limit of {MIN_PIDS} or more"
+    elif error.errno in (errno.EMFILE, errno.ENFILE):
+        hint = f"allow the runtime {MIN_DESCRIPTORS} open files or more"
     return MountError(
         f"cannot start the process that works in the container's root: {error.strerror}", hint
     )

@@ -54,11 +54,14 @@ def read_bundle(stdin: int) -> str:
 def read_document(stdin: int) -> dict[str, Any]:
     """Return the state on descriptor *stdin*; raise BundleError for what is no JSON object."""
     data = b""
-    while len(data) <= MAX_STATE_BYTES:
-        chunk = os.read(stdin, MAX_STATE_BYTES)
-        if not chunk:
-            break
-        data += chunk
+    try:
+        while len(data) <= MAX_STATE_BYTES:
+            chunk = os.read(stdin, MAX_STATE_BYTES)
+            if not chunk:
+                break
+            data += chunk
+    except OSError as error:
+        raise BundleError(f"cannot read the state on standard input: {error}", _HINT) from error
     if len(data) > MAX_STATE_BYTES:
         raise BundleError(f"the state on standard input has over {MAX_STATE_BYTES} bytes", _HINT)
     try:
@@ -92,7 +95,8 @@ def open_root(bundle: str) -> Root:
     if not _is_plain(host_path):
         raise _unusable(bundle, f'root.path is "{path}"')
     try:
-        opened = Root(host_path)
+        # As a path that ends in a slash, a link would be followed.
+        opened = Root(posixpath.normpath(host_path))
     except OSError as error:
         raise _unusable(bundle, f'root.path "{path}": {error.strerror}') from error
     if opened.is_host_root():

@@ -406,8 +406,9 @@ def _hook_path(given: str | None) -> str:
     name = os.path.basename(given or plan.HOOK_NAME)
     if given and given.startswith("/"):
         return given
-    beside = os.path.join(os.path.dirname(os.path.abspath(sys.executable)), name)
-    found = beside if os.access(beside, os.X_OK) else shutil.which(name)
+    # Beside the command, or beside the interpreter where that runs a module.
+    places = [os.path.dirname(os.path.abspath(path)) for path in (sys.argv[0], sys.executable)]
+    found = shutil.which(name, path=os.pathsep.join(places)) or shutil.which(name)
     if found is None:
         raise ConfigError(
             f'"{name}" is neither beside this program nor on PATH',

@@ -67,7 +67,7 @@ class Bundle:
         self.path = os.path.join(path, name)
         self._name = name
         try:
-            self._dirfd = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._dirfd = os.open(path or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise self._unreadable(error.strerror or "?") from error
         # O_NONBLOCK: a FIFO must not hang the engine. O_NOFOLLOW: nor may a link lead elsewhere.

@@ -15,6 +15,7 @@ from gpuruntime.system.paths import (
     file_content,
     list_names,
     read_regular,
+    remove_name,
     replace_file,
 )
 
@@ -57,7 +58,7 @@ def remove(root: Root, name: str) -> None:
         return
     try:
         if (file_content(dirfd, name, MAX_CONF_BYTES) or b"").startswith(HEADS[name]):
-            os.unlink(name, dir_fd=dirfd)
+            remove_name(dirfd, name)
     finally:
         os.close(dirfd)
 
@@ -133,12 +134,8 @@ def _write_main(root: Root, warn: Callable[[str], None]) -> None:
         return
     etc = root.open_directory("/etc", create=True)
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open("ld.so.conf", flags, 0o644, dir_fd=etc)
-        try:
-            os.write(fd, INCLUDE)
-        finally:
-            os.close(fd)
+        # Whole or not at all, and in place of a link that leads nowhere.
+        replace_file(etc, "ld.so.conf", INCLUDE, 0o644)
     finally:
         os.close(etc)
 

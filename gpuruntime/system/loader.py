@@ -16,7 +16,7 @@ from gpuruntime import ldcache
 from gpuruntime.errors import LdcacheError
 from gpuruntime.record import Record
 from gpuruntime.system import drop_in, mounts
-from gpuruntime.system.paths import Root, read_regular, replace_file
+from gpuruntime.system.paths import LEADS_NOWHERE, Root, read_regular, replace_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,10 +90,11 @@ class LoaderCache(Record):
             why = error.message if isinstance(error, LdcacheError) else str(error)
             hidden = self._not_found_without(root, old)
             if hidden:
+                when = "once its own ldconfig has run, " if what == drop_in.DIRECTORY else ""
                 raise LdcacheError(
                     f'cannot write "{what}" in the container: {why}; '
-                    f'its loader would not find "{hidden[0]}"',
-                    'let "/etc" hold plain files, and mount nothing read-only over it',
+                    f'{when}its loader would not find "{hidden[0]}"',
+                    _hint(error),
                 ) from error
             warn(f'"{what}" in the container stays as it is: {why}')
 
@@ -146,12 +147,21 @@ class LoaderCache(Record):
                 _add_to_list(root, f"ld-musl-{architecture}.path", list(directories))
 
 
+def _hint(error: OSError | LdcacheError) -> str:
+    """Return what to do about *error*, met where the loader's files are read and written."""
+    if isinstance(error, LdcacheError) or error.errno == errno.EFBIG:
+        return 'remove "/etc/ld.so.cache" from the image, or run ldconfig in it'
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return 'make room on the file system that "/etc" of the container is on'
+    return 'let "/etc" hold plain files, and mount nothing read-only over it'
+
+
 def _read_cache(root: Root) -> bytes | None:
     try:
         fd = root.open_path(CACHE)
     except OSError as error:
         # A link that leads nowhere inside the container counts as none, and is replaced.
-        if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
+        if error.errno in LEADS_NOWHERE:
             return None
         raise
     try:
@@ -236,7 +246,7 @@ def _add_to_list(root: Root, name: str, directories: list[str]) -> None:
     try:
         fd = root.open_path(f"/etc/{name}")
     except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
+        if error.errno not in LEADS_NOWHERE:
             raise
         listed = list(_MUSL_DIRECTORIES)
     else:
@@ -244,7 +254,8 @@ def _add_to_list(root: Root, name: str, directories: list[str]) -> None:
             content = read_regular(fd, f"/etc/{name}", MAX_LIST_BYTES)
         finally:
             os.close(fd)
-        listed = os.fsdecode(content).replace(":", "\n").splitlines()
+        # Of all that may be in a name, musl takes these two for the end of one.
+        listed = [d for d in os.fsdecode(content).replace(":", "\n").split("\n") if d]
         if not listed:
             # With an empty list nothing of the image loads: it is not ours to change that.
             return

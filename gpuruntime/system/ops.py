@@ -79,7 +79,7 @@ class Link(Record):
                 return
             raise MountError(
                 f'cannot link "{self.path}" to "{self.target}" in the container: {error.strerror}',
-                "use runc, or a root that is not read-only"
+                f'mount nothing read-only over "{directory}"; with a read-only root, use runc'
                 if error.errno == errno.EROFS
                 else f'let "{directory}" be a directory of the image, without read-only mounts',
             ) from error

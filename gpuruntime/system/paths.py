@@ -29,6 +29,9 @@ _TEMPORARY = ".gpuruntime."
 _TAKEN = (
     *(errno.EEXIST, errno.ENOENT, errno.EISDIR, errno.EPERM, errno.EAGAIN, errno.ENAMETOOLONG),
 )
+# What a path answers that leads to nothing inside the container. In a user namespace, a process of
+# others in /proc refuses to be followed: EACCES.
+LEADS_NOWHERE = (*(errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EACCES),)
 _O_PATH = os.O_PATH | os.O_CLOEXEC
 _FLAGS_OF_INODE = 0x80086601  # FS_IOC_GETFLAGS
 _APPEND_ONLY = 0x20
@@ -309,7 +312,7 @@ def _replace(dirfd: int, name: str, put: Callable[[str], tuple[int, int]]) -> No
     _require_removable(dirfd)
     temporary = f"{_TEMPORARY}{name}"
     try:
-        _remove_name(dirfd, temporary)
+        remove_name(dirfd, temporary)
         _put_and_rename(dirfd, temporary, name, put)
     except OSError as error:
         if error.errno not in _TAKEN:
@@ -328,7 +331,7 @@ def _put_and_rename(
         # Not ours.
         raise
     except BaseException:
-        _remove_name(dirfd, temporary)
+        remove_name(dirfd, temporary)
         raise
 
 
@@ -337,7 +340,8 @@ def _require_same(dirfd: int, name: str, made: tuple[int, int]) -> None:
         raise SyscallError(errno.EAGAIN, f'rename("{name}"), which somebody exchanged')
 
 
-def _remove_name(dirfd: int, name: str) -> None:
+def remove_name(dirfd: int, name: str) -> None:
+    """Take *name* out of *dirfd*, where somebody else may be at it; raise OSError."""
     try:
         os.unlink(name, dir_fd=dirfd)
     except FileNotFoundError:

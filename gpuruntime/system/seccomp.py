@@ -25,6 +25,7 @@ import sys
 from gpuruntime.system.syscalls import SyscallError
 
 MAX_CALLS = 40
+_NONE = -1  # aarch64 has no such call
 # Name → its numbers on x86-64 and on aarch64, and what needs it. The order is that of use.
 CALLS: dict[str, tuple[int, int]] = {
     # Descriptors.
@@ -33,6 +34,7 @@ CALLS: dict[str, tuple[int, int]] = {
     "openat2": (437, 437),  # below the root, in one step
     "newfstatat": (262, 79),
     "fstat": (5, 80),  # what C libraries before 2.33 and after 2.38 make of fstat(3)
+    "stat": (4, _NONE),  # what those before 2.33 make of stat(3): of `/`, and to find a module
     "read": (0, 63),
     "pread64": (17, 67),  # libraries of the image
     "write": (1, 64),
@@ -73,7 +75,6 @@ CALLS: dict[str, tuple[int, int]] = {
 SLEEP = {"clock_nanosleep": (230, 115), "clock_gettime": (228, 113)}
 SLEEP_BEFORE_3_11 = {"select": (23, 72), "pselect6": (270, 72), "clock_gettime": (228, 113)}
 
-_NONE = -1  # aarch64 has no such call
 # The host's ldconfig: it executes, reads, writes one file, and has the start of a static program.
 LDCONFIG: dict[str, tuple[int, int]] = {
     "execve": (59, 221),

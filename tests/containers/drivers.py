@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -27,6 +29,8 @@ CAPABILITY = "CAP_MKNOD"
 # What the user of the container sets.
 USERS = ("MINE=kept", "EMPTY=", "CUDA_MODULE_LOADING=LAZY")
 DEADLINE_S = 30.0
+# Who runs engines without being root, and the first of the ids that are mapped.
+USER, FIRST_ID = 2000, 100000
 
 
 class FailedError(Exception):
@@ -174,6 +178,8 @@ class Docker:
     def __init__(self, work: Path) -> None:
         self.work = work
         self.socket = f"unix://{work}/docker.sock"
+        # Further options of dockerd.
+        self.options: list[str] = []
 
     @contextlib.contextmanager
     def started(self) -> Iterator[None]:
@@ -184,7 +190,7 @@ class Docker:
             *("dockerd", "--config-file", settings, "-H", self.socket),
             *("--data-root", self.work / "data", "--exec-root", self.work / "exec"),
             *("--pidfile", self.work / "docker.pid", "--iptables=false", "--ip6tables=false"),
-            *("--bridge=none", "--storage-driver=overlay2"),
+            *("--bridge=none", "--storage-driver=overlay2", *self.options),
         ]
         archive = image.archive_in(self.work)
         with daemon(self.work / "dockerd.log", *command):
@@ -215,6 +221,7 @@ class Containerd:
 
     def __init__(self, work: Path) -> None:
         self.work = work
+        self.socket = f"{work}/containerd.sock"
         self.count = 0
 
     @contextlib.contextmanager
@@ -224,7 +231,7 @@ class Containerd:
         settings.write_text(
             f'version = 2\nroot = "{self.work}/root"\nstate = "{self.work}/state"\n'
             'disabled_plugins = ["io.containerd.grpc.v1.cri"]\n'
-            f'[grpc]\naddress = "{self.work}/containerd.sock"\n'
+            f'[grpc]\naddress = "{self.socket}"\n'
         )
         archive = image.archive_in(self.work)
         with daemon(self.work / "containerd.log", "containerd", "--config", settings):
@@ -234,7 +241,7 @@ class Containerd:
 
     def client(self, *words: object, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run ctr with *words*."""
-        return run("ctr", "--address", f"{self.work}/containerd.sock", *words, check=check)
+        return run("ctr", "--address", self.socket, *words, check=check)
 
     def run(self, devices: str | None, *, plain: bool = False, more: Sequence[str] = ()) -> str:
         """Return what the probe prints in a container that asks for *devices*."""
@@ -255,6 +262,9 @@ class Podman:
 
     def __init__(self, work: Path, *, proc_driver: bool = True) -> None:
         self.work = work
+        # What runs podman, and its options beside those for its places.
+        self.before: list[str] = []
+        self.options = ["--storage-driver=overlay"]
         hooks = work / "hooks"
         hooks.mkdir()
         if not proc_driver:
@@ -278,8 +288,9 @@ class Podman:
     def client(self, *words: object, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run podman with *words*."""
         return run(
-            *("podman", "--root", self.work / "storage", "--runroot", self.work / "runroot"),
-            *("--tmpdir", self.work / "tmp", "--storage-driver=overlay"),
+            *(*self.before, "podman"),
+            *("--root", self.work / "storage", "--runroot", self.work / "runroot"),
+            *("--tmpdir", self.work / "tmp", *self.options),
             *("--cgroup-manager=cgroupfs", "--events-backend=none"),
             *("--hooks-dir", self.work / "hooks", *words),
             check=check,
@@ -304,3 +315,55 @@ class Podman:
         """Return what the probe prints in a container that asks for *devices*, if not *plain*."""
         words = self.words(None if plain else devices)
         return self.client("run", "--rm", *words, image.NAME, *image.LOOK).stdout
+
+
+class RuntimePodman(Podman):
+    """podman with our runtime, which its containers ask by their environment."""
+
+    def run(self, devices: str | None, *, plain: bool = False, more: Sequence[str] = ()) -> str:
+        """Return what the probe prints in a container that asks for *devices*."""
+        runtime = "crun" if plain else OURS
+        own = environment(devices, more)[len(USERS) :]
+        variables = [word for entry in own for word in ("--env", entry)]
+        words = ["--rm", *self.words(None), *variables, image.NAME, *image.LOOK]
+        return self.client("--runtime", runtime, "run", *words).stdout
+
+
+def make_rootless(engine: Podman) -> None:
+    """Have *engine*, before its start, be that of a user who may map ids."""
+    for name, line in {
+        "passwd": f"lab:x:{USER}:{USER}::{engine.work}:/bin/sh",
+        "group": f"lab:x:{USER}:",
+        "subuid": f"lab:{FIRST_ID}:65536",
+        "subgid": f"lab:{FIRST_ID}:65536",
+    }.items():
+        with Path("/etc", name).open("a") as stream:
+            stream.write(f"{line}\n")
+    run("chown", "-R", f"{USER}:{USER}", engine.work)
+    variables = (f"HOME={engine.work}", f"XDG_RUNTIME_DIR={engine.work}/run")
+    user = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--init-groups")
+    engine.before = [*user, "env", "-i", "-C", "/", *variables, f"PATH={os.environ['PATH']}"]
+    # Of an overlay, the directories would have to be root's, or FUSE's.
+    engine.options = ["--storage-driver=vfs"]
+
+
+def open_to_others(*directories: Path) -> None:
+    """Have everybody get to *directories*, where a home of this machine would be in their way.
+
+    What keeps others out is covered by a directory that has these alone.
+    """
+    below: dict[Path, dict[Path, int]] = {}
+    for directory in directories:
+        for parent in reversed(directory.parents):
+            if not parent.stat().st_mode & stat.S_IXOTH:
+                held = os.open(directory, os.O_PATH | os.O_CLOEXEC)
+                below.setdefault(parent, {})[directory] = held
+                break
+    for parent, held in below.items():
+        run("mount", "-t", "tmpfs", "-o", "mode=755", "open", parent)
+        for directory, descriptor in held.items():
+            directory.mkdir(parents=True, exist_ok=True)
+            source = f"/proc/self/fd/{descriptor}"
+            # By its number: its name is covered by now.
+            run("mount", "-c", "--rbind", source, directory, pass_fds=[descriptor])
+            os.close(descriptor)

@@ -14,12 +14,15 @@ import platform
 import shutil
 import subprocess
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 BUSYBOX = "/bin/busybox"
 # A name that engines look up nowhere: they have it, or fail.
 NAME = "localhost/gpuruntime-test:1"
+# What holds the namespaces of a pod.
+PAUSE = "localhost/gpuruntime-pause:1"
 # GPUs whose nodes the probe makes by mknod.
 MADE = ("0", "1", "3", "7")
 LOOK = ("/bin/probe", *MADE)
@@ -59,8 +62,10 @@ def archive_in(work: Path) -> Path:
     return make_archive(make_root(work / "image"), archive)
 
 
-def make_archive(root: Path, archive: Path) -> Path:
-    """Write *root* as an image archive (Docker's format, which every engine reads)."""
+def make_archive(
+    root: Path, archive: Path, name: str = NAME, entrypoint: Sequence[str] = ()
+) -> Path:
+    """Write *root* as the archive of image *name* (Docker's format, which every engine reads)."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
         tar.add(root, arcname=".")
@@ -68,14 +73,14 @@ def make_archive(root: Path, archive: Path) -> Path:
         {
             "architecture": GO_ARCHITECTURES[platform.machine()],
             "os": "linux",
-            "config": {"Env": [PATH]},
+            "config": {"Env": [PATH], "Entrypoint": list(entrypoint)},
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{_digest(layer.getvalue())}"]},
         }
     ).encode()
-    name = f"{_digest(config)}.json"
-    manifest = [{"Config": name, "RepoTags": [NAME], "Layers": ["layer.tar"]}]
+    file = f"{_digest(config)}.json"
+    manifest = [{"Config": file, "RepoTags": [name], "Layers": ["layer.tar"]}]
     files = {
-        name: config,
+        file: config,
         "layer.tar": layer.getvalue(),
         "manifest.json": json.dumps(manifest).encode(),
     }

@@ -20,11 +20,24 @@ from typing import Any, ClassVar
 
 import image
 import machine
-from drivers import BIN, Bundle, Containerd, Docker, FailedError, Podman, run
+from drivers import (
+    BIN,
+    FIRST_ID,
+    TREE,
+    Bundle,
+    Containerd,
+    Docker,
+    FailedError,
+    Podman,
+    RuntimePodman,
+    make_rootless,
+    open_to_others,
+    run,
+)
 from ways import (
-    CONTAINERD,
     CRUN,
     DOCKER,
+    FEW,
     HOOK_PATH,
     LEGACY,
     LEGACY_WAYS,
@@ -39,6 +52,7 @@ SPEC = "/etc/cdi/nvidia.json"
 CONFIG = Path("/etc/gpuruntime/config.toml")
 # How the specs are generated that the ways want.
 SPEC_OPTIONS: tuple[tuple[str, ...], ...] = ((), ("--separate-hooks",))
+WITH_CRUN = {"nvidia-container-runtime.runtimes": ["crun"]}
 # The simulation's own files; and what the runtime keeps for itself: its config file, compiled.
 KNOWN = (Path("/run/simhost"), Path("/run/gpuruntime"))
 
@@ -87,15 +101,14 @@ def runc_v1() -> dict[str, Any]:
 def runc_v2() -> dict[str, Any]:
     """Use runc where /sys/fs/cgroup is cgroup2 alone."""
     restrict_a_node()
-    run("umount", "--recursive", "/sys/fs/cgroup")
-    run("mount", "-t", "cgroup2", "cgroup2", "/sys/fs/cgroup")
+    cgroup2_alone()
     return go_all(Bundle(WORK), WAYS)
 
 
 def crun() -> dict[str, Any]:
     """Use crun, named in config.toml."""
     without_unified()
-    return go_all(Bundle(WORK, "crun"), CRUN, **{"nvidia-container-runtime.runtimes": ["crun"]})
+    return go_all(Bundle(WORK, "crun"), CRUN, **WITH_CRUN)
 
 
 def legacy() -> dict[str, Any]:
@@ -136,8 +149,48 @@ def docker() -> dict[str, Any]:
             found["legacy"] = {"output": engine.run("1,3"), "calls": recorded(hook)}
         found["gpus"] = {name: gpus_option(engine, hook, name) for name in ("auto", "legacy")}
         found["our hook"] = our_hook(engine, hook, found)
+        found["options"] = docker_options(engine, found)
         found["refused"] = refused(engine, found)
         found["life"] = life(engine, found)
+    return found
+
+
+def docker_v2() -> dict[str, Any]:
+    """Use dockerd where /sys/fs/cgroup is cgroup2 alone."""
+    cgroup2_alone()
+    engine = Docker(WORK)
+    with engine.started():
+        return go_all(engine, FEW)
+
+
+class RemappedDocker(Docker):
+    """A dockerd whose containers have a user namespace, with ids that nobody else has.
+
+    Its containerd is one of its own, as distributions have it: the directories of the one that
+    dockerd starts itself are closed to those ids, and so to hooks.
+    """
+
+    settings: ClassVar[dict[str, Any]] = {**Docker.settings, "userns-remap": "daemon"}
+
+    @contextlib.contextmanager
+    def started(self) -> Iterator[None]:
+        """Run both daemons, with the image loaded, while in the context."""
+        containerd = Containerd(self.work)
+        self.options = [f"--containerd={containerd.socket}"]
+        with containerd.started(), super().started():
+            yield
+
+
+def docker_remapped() -> dict[str, Any]:
+    """Use dockerd with ids mapped."""
+    for file in ("subuid", "subgid"):
+        Path("/etc", file).write_text(f"daemon:{FIRST_ID}:65536\n")
+    engine = RemappedDocker(WORK)
+    with engine.started():
+        found = go_all(engine, FEW)
+        with nothing_left(found), host_of(Way(None, None)):
+            words = ["--rm", "--userns=host", *engine.words("1,3"), image.NAME]
+            found["of the host"] = engine.client("run", *words, *image.LOOK).stdout
     return found
 
 
@@ -167,6 +220,20 @@ def our_hook(engine: Docker, hook: Path, found: dict[str, Any]) -> dict[str, Any
                 "stderr": done.stderr,
             }
     return answers
+
+
+def docker_options(engine: Docker, found: dict[str, Any]) -> dict[str, str]:
+    """Run containers with options that change what stands in our way, or how docker finds us."""
+    cases = {
+        "by default": ["--network=none", "--env", "NVIDIA_VISIBLE_DEVICES=1,3"],
+        "gpus": [*engine.words("runtime.nvidia.com/gpu=all"), "--gpus", "all"],
+        "read-only": ["--read-only", *engine.words("1,3")],
+    }
+    with nothing_left(found), host_of(Way(None, None)):
+        return {
+            name: engine.client("run", "--rm", *words, image.NAME, *image.LOOK).stdout
+            for name, words in cases.items()
+        }
 
 
 def refused(engine: Docker, found: dict[str, Any]) -> dict[str, Any]:
@@ -212,6 +279,8 @@ def life(engine: Docker, found: dict[str, Any]) -> dict[str, Any]:
         engine.client("restart", "-t", "0", "life")
         looks["after"] = engine.client("exec", "life", *image.LOOK).stdout
         looks["changed after"] = engine.client("diff", "life").stdout.splitlines()
+        engine.client("update", "--cpu-shares=512", "--pids-limit=100", "life")
+        looks["updated"] = engine.client("exec", "life", *image.LOOK).stdout
         engine.client("rm", "-f", "life")
     return looks
 
@@ -231,7 +300,7 @@ def containerd() -> dict[str, Any]:
     """Use containerd with `ctr run --runc-binary`."""
     engine = Containerd(WORK)
     with engine.started():
-        return go_all(engine, CONTAINERD)
+        return go_all(engine, FEW)
 
 
 def podman(devices: str, spec: str = SPEC) -> dict[str, Any]:
@@ -243,14 +312,54 @@ def podman(devices: str, spec: str = SPEC) -> dict[str, Any]:
         return compare(engine, devices)
 
 
+def podman_runtime() -> dict[str, Any]:
+    """Use `podman --runtime`."""
+    without_unified()
+    engine = RuntimePodman(WORK)
+    with engine.started():
+        return go_all(engine, FEW, **WITH_CRUN)
+
+
+def rootless(kind: type[Podman]) -> Podman:
+    """Return a podman of somebody who is not root."""
+    without_unified()
+    home = WORK / "home"
+    (home / "run").mkdir(parents=True)
+    engine = kind(home, proc_driver=False)
+    image.archive_in(home)
+    open_to_others(Path(sys.base_prefix), TREE)
+    make_rootless(engine)
+    return engine
+
+
+def podman_rootless() -> dict[str, Any]:
+    """Use `podman run --device` without root."""
+    generate()
+    engine = rootless(Podman)
+    with engine.started():
+        return compare(engine, "1,3")
+
+
+def podman_rootless_runtime() -> dict[str, Any]:
+    """Use `podman --runtime` without root."""
+    engine = rootless(RuntimePodman)
+    with engine.started():
+        return go_all(engine, FEW, **WITH_CRUN)
+
+
 SCENARIOS = {
     "runc-v1": runc_v1,
     "runc-v2": runc_v2,
     "crun": crun,
     "legacy": legacy,
     "docker": docker,
+    "docker-v2": docker_v2,
+    "docker-remapped": docker_remapped,
     "docker-waits": docker_waits,
     "containerd": containerd,
+    "podman-runtime": podman_runtime,
+    "podman-rootless": podman_rootless,
+    "podman-rootless-runtime": podman_rootless_runtime,
     "podman-json": podman,
     "podman-yaml": partial(podman, spec="/etc/cdi/nvidia.yaml"),
 }
@@ -306,6 +415,12 @@ def without_unified() -> None:
     """Take away the hierarchy of version 2 on a hybrid host, which crun would use instead."""
     if os.path.ismount("/sys/fs/cgroup/unified"):
         run("umount", "/sys/fs/cgroup/unified")
+
+
+def cgroup2_alone() -> None:
+    """Have /sys/fs/cgroup be the hierarchy of version 2, as most hosts have it by now."""
+    run("umount", "--recursive", "/sys/fs/cgroup")
+    run("mount", "-t", "cgroup2", "cgroup2", "/sys/fs/cgroup")
 
 
 def restrict_a_node() -> None:

@@ -25,6 +25,9 @@ CONTROL_NODES = frozenset(
 # No driver is behind a node of the simulated host: opening one that is allowed gives ENXIO.
 ALLOWED = "ENXIO"
 REFUSED = "EPERM"
+# Nobody makes nodes in a user namespace, nor is there the owner of the host's.
+NOT_MADE = "mknod:EPERM"
+NOBODY = "65534:65534"
 REQUEST = "NVIDIA_VISIBLE_DEVICES="
 # A library that nothing but this driver capability brings.
 LIBRARY_OF = {
@@ -122,11 +125,16 @@ def play(
 
 
 def assert_granted(
-    seen: Seen, gpus: Collection[int], host: dict[str, list[str]], *, drm: bool = True
+    seen: Seen,
+    gpus: Collection[int],
+    host: dict[str, list[str]],
+    *,
+    drm: bool = True,
+    mapped: bool = False,
 ) -> None:
     """Assert that the container has and may open the nodes of *gpus* and no other GPU's.
 
-    *drm*: it has those of DRM as well.
+    *drm*: it has those of DRM as well. *mapped*: it is in a user namespace.
     """
     wanted = CONTROL_NODES | {f"/dev/nvidia{index}" for index in gpus}
     for kind in ("card", "renderD") if drm else ():
@@ -138,7 +146,7 @@ def assert_granted(
     assert set(nodes) == wanted
     for path in wanted:
         numbers, mode, owner = nodes[path]
-        assert (numbers, owner) == (host[path][0], host[path][2])
+        assert (numbers, owner) == (host[path][0], NOBODY if mapped else host[path][2])
         # Consumers older than CDI 1.1.0 do not read the mode.
         assert mode == host[path][1] or "/dri/" in path
     for index in gpus:
@@ -147,7 +155,8 @@ def assert_granted(
     own = [path for path in wanted if "nvidia" in path]
     assert seen.opened == dict.fromkeys(own, ALLOWED)
     assert seen.made == {
-        minor: ALLOWED if int(minor) in gpus else REFUSED for minor in ("0", "1", "3", "7")
+        minor: NOT_MADE if mapped else ALLOWED if int(minor) in gpus else REFUSED
+        for minor in ("0", "1", "3", "7")
     }
 
 
@@ -169,7 +178,7 @@ def assert_driver(seen: Seen) -> None:
 def assert_no_gpu(seen: Seen) -> None:
     """Assert that the container has nothing of the driver."""
     assert [path for path in seen.nodes if "nvidia" in path or "dri" in path] == []
-    assert set(seen.made.values()) == {REFUSED}
+    assert set(seen.made.values()) in ({REFUSED}, {NOT_MADE})
     assert_no_driver(seen)
 
 
@@ -190,18 +199,20 @@ def assert_gpu_container(
     gpus: Collection[int],
     *,
     proc_driver: bool = False,
+    mapped: bool = False,
     more: Sequence[str] = (),
 ) -> None:
     """Assert all that holds for a container that asked for *gpus*, beside the engine's own.
 
     *proc_driver*: the scenario shows /proc/driver in its containers, as a kernel driver does.
+    *mapped*: the container is in a user namespace.
     *more* is what it has in its environment, and the one without us has not.
     """
     plain = Seen.parse(found["plain"])
     # The control: the same container, not through us.
     assert_no_gpu(plain)
     asked = Seen.parse(found["asked"])
-    assert_granted(asked, gpus, found["host"])
+    assert_granted(asked, gpus, found["host"], mapped=mapped)
     assert_driver(asked)
     assert {"MINE=kept", "EMPTY=", "CUDA_MODULE_LOADING=LAZY"} < set(asked.environment)
     kept = [entry for entry in plain.environment if not entry.startswith(REQUEST)]
@@ -209,7 +220,9 @@ def assert_gpu_container(
     assert others == sorted([*kept, *more])
     assert [entry for entry in asked.environment if entry not in others] == [f"{REQUEST}void"]
     assert {path: asked.nodes.get(path) for path in plain.nodes} == plain.nodes
-    added = {point: asked.mounts[point] for point in set(asked.mounts) - set(plain.mounts)}
+    # In a user namespace nodes are the host's, mounted.
+    ours = set(asked.mounts) - set(plain.mounts) - set(asked.nodes)
+    added = {point: asked.mounts[point] for point in ours}
     assert f"{LIBRARIES}/libcuda.so.550.163.01" in added
     for point, options in added.items():
         assert {"ro", "nosuid", "nodev"} <= set(options), point
@@ -218,12 +231,19 @@ def assert_gpu_container(
     assert asked.params == (["ModifyDeviceFiles: 0"] if proc_driver else [])
 
 
-def assert_way(found: dict[str, Any], name: str, way: Way, *, proc_driver: bool = False) -> None:
+def assert_way(
+    found: dict[str, Any],
+    name: str,
+    way: Way,
+    *,
+    proc_driver: bool = False,
+    mapped: bool = False,
+) -> None:
     """Assert that of the containers *found* the one of *way* is what that says."""
     output = found["ways"][name]
     if way.gpus is not None:
         case = {**found, "asked": output}
-        assert_gpu_container(case, way.gpus, proc_driver=proc_driver, more=way.more)
+        assert_gpu_container(case, way.gpus, proc_driver=proc_driver, mapped=mapped, more=way.more)
         return
     plain = Seen.parse(found["plain"])
     assert_no_gpu(plain)

@@ -74,7 +74,8 @@ LEGACY_WAYS = {
     "unasked": Way(None, None),
 }
 CRUN = ("auto", "cdi", "auto, qualified", "unasked")
-CONTAINERD = ("auto", "cdi, one", "unasked")
+# For the same engine in another place.
+FEW = ("auto", "cdi, one", "unasked")
 # docker starts and ends a container more slowly than the others.
 DOCKER = (
     *("auto", "auto, one", "auto, every capability", "auto, automatic", "auto, qualified"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from containers import seen
-from containers.ways import CONTAINERD, WAYS
+from containers.ways import FEW, WAYS
 
 pytestmark = pytest.mark.engine("containerd", "ctr", "runc")
 
@@ -18,7 +18,7 @@ def found() -> dict[str, Any]:
     return seen.play("containerd")
 
 
-@pytest.mark.parametrize("name", CONTAINERD)
+@pytest.mark.parametrize("name", FEW)
 def test_a_containerd_container_has_the_gpus_it_asked_for_and_no_other(
     found: dict[str, Any], name: str
 ) -> None:

@@ -10,11 +10,23 @@ from typing import Any
 
 import pytest
 from containers import machine, seen
-from containers.ways import DOCKER, WAYS
+from containers.ways import DOCKER, FEW, WAYS
 
 pytestmark = pytest.mark.engine("dockerd", "docker", "containerd", "runc")
 
 DEADLINE_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def of_v2() -> dict[str, Any]:
+    """Return what the containers of a dockerd were on cgroup2 alone."""
+    return seen.play("docker-v2")
+
+
+@pytest.fixture(scope="module")
+def remapped() -> dict[str, Any]:
+    """Return what the containers of a dockerd were that maps their ids."""
+    return seen.play("docker-remapped")
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +41,42 @@ def test_a_docker_container_has_the_gpus_it_asked_for_and_no_other(
 ) -> None:
     """`docker run --runtime` is how most people will meet us."""
     seen.assert_way(found, name, WAYS[name])
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_docker_container_on_cgroup_v2_has_the_gpus_it_asked_for_and_no_other(
+    of_v2: dict[str, Any], name: str
+) -> None:
+    """There, a program of the kernel decides on each open."""
+    seen.assert_way(of_v2, name, WAYS[name])
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_docker_container_with_ids_of_its_own_has_the_gpus_it_asked_for_and_no_other(
+    remapped: dict[str, Any], name: str
+) -> None:
+    """`userns-remap`: our hook is nobody on the host, and has to find the container."""
+    seen.assert_way(remapped, name, WAYS[name], mapped=True)
+
+
+def test_a_docker_container_may_have_the_host_s_ids_all_the_same(remapped: dict[str, Any]) -> None:
+    """`--userns=host`, beside the others."""
+    asked = seen.Seen.parse(remapped["of the host"])
+    seen.assert_granted(asked, {1, 3}, remapped["host"])
+    seen.assert_driver(asked)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus"), [("by default", {1, 3}), ("gpus", set(range(8))), ("read-only", {1, 3})]
+)
+def test_a_docker_container_with_other_options_has_its_gpus(
+    name: str, gpus: set[int], found: dict[str, Any]
+) -> None:
+    """By the default runtime, by two ways to ask at once, on a root that takes no write."""
+    asked = seen.Seen.parse(found["options"][name])
+    seen.assert_granted(asked, gpus, found["host"])
+    seen.assert_driver(asked)
+    assert ("ro" in asked.mounts["/"]) == (name == "read-only")
 
 
 @pytest.mark.parametrize(
@@ -154,6 +202,13 @@ def test_exec_and_restart_keep_the_gpu(found: dict[str, Any]) -> None:
     changed = found["life"]["changed before"]
     assert "C /etc/ld.so.cache" in changed
     assert sorted(found["life"]["changed after"]) == sorted(changed)
+
+
+def test_new_limits_take_no_gpu_away(found: dict[str, Any]) -> None:
+    """`docker update` has the low-level runtime write the cgroup again."""
+    before, after = (seen.Seen.parse(found["life"][when]) for when in ("after", "updated"))
+    seen.assert_granted(after, {2}, found["host"])
+    assert after == before
 
 
 def test_nothing_is_left_when_the_test_itself_is_killed() -> None:

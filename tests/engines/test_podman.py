@@ -1,12 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""podman reads our CDI spec itself: `--device nvidia.com/gpu=…`; of ours only the hook runs."""
+"""podman, of root and of somebody else: it reads our CDI spec itself, or has our runtime.
+
+`--device nvidia.com/gpu=…`: of ours only the hook runs. `--runtime`: containers ask as elsewhere.
+"""
 
 from __future__ import annotations
 
+import subprocess
+from typing import Any
+
 import pytest
 from containers import seen
+from containers.ways import FEW, WAYS
 
 pytestmark = pytest.mark.engine("podman", "conmon", "crun")
+without_root = pytest.mark.engine("podman", "conmon", "crun", "newuidmap", "setpriv", "unshare")
 
 
 @pytest.mark.parametrize("form", ["json", "yaml"])
@@ -18,3 +26,48 @@ def test_a_podman_container_has_the_gpus_it_asked_for_and_no_other(
     found = seen.play(f"podman-{form}", devices)
     gpus = {int(index) for index in devices.split(",")}
     seen.assert_gpu_container(found, gpus, proc_driver=True)
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """Return what the containers of a podman with our runtime were."""
+    return seen.play("podman-runtime")
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_podman_with_our_runtime_gives_the_gpus_asked_for_and_no_other(
+    found: dict[str, Any], name: str
+) -> None:
+    """`--runtime`, as with docker."""
+    seen.assert_way(found, name, WAYS[name], proc_driver=True)
+
+
+@pytest.fixture(scope="module")
+def user() -> None:
+    """Skip where only root has user namespaces."""
+    words = ("setpriv", "--reuid=2000", "--regid=2000", "--clear-groups", "unshare", "-Ur", "true")
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd="/")
+    if done.returncode != 0:
+        pytest.skip(f"rootless podman: no user namespace without root: {done.stderr.strip()}")
+
+
+@pytest.fixture(scope="module")
+def rootless(user: None) -> dict[str, Any]:
+    """Return what the containers of a podman with our runtime were, without root."""
+    return seen.play("podman-rootless-runtime")
+
+
+@without_root
+def test_a_rootless_podman_container_has_the_gpus_it_asked_for_and_no_other(user: None) -> None:
+    """Our hook is nobody on the host there."""
+    found = seen.play("podman-rootless")
+    seen.assert_gpu_container(found, {1, 3}, mapped=True)
+
+
+@without_root
+@pytest.mark.parametrize("name", FEW)
+def test_rootless_podman_with_our_runtime_gives_the_gpus_asked_for_and_no_other(
+    rootless: dict[str, Any], name: str
+) -> None:
+    """Nor may our runtime keep anything on the host."""
+    seen.assert_way(rootless, name, WAYS[name], mapped=True)

@@ -148,12 +148,15 @@ def config_json(data: bytes, rng: random.Random, place: Path) -> None:
 
 def oci_state(data: bytes, rng: random.Random, place: Path) -> None:
     """Read the OCI state of stdin, and the bundle that it names: no root that is not one's own."""
-    del rng
+    root_path = rng.choice(
+        ("rootfs", "rootfs", "rootfs/", "", "..", "/", "none", "a\ud800", "\0", 1)
+    )
+    name = rng.choice(("state", "state", "state", "none", ".", "../x"))
     (place / "state").write_bytes(data.replace(b"@PLACE@", os.fsencode(place)))
     (place / "rootfs").mkdir(exist_ok=True)
-    (place / "config.json").write_text('{"root": {"path": "rootfs"}}')
+    (place / "config.json").write_text(json.dumps({"root": {"path": root_path}}))
     try:
-        fd = state.open_state(str(place / "state"))
+        fd = state.open_state(f"{place}/{name}")
         try:
             found = state.read_bundle(fd)
         finally:

@@ -290,3 +290,10 @@ JUNK = st.recursive(
 def test_what_is_no_state_has_changed(junk: object) -> None:
     """A file of another version, or a damaged one, is no reason to die, nor to be believed."""
     assert host_state.changed(junk)
+
+
+@pytest.mark.parametrize("kind", sorted(host_state._OPERATIONS))
+@pytest.mark.parametrize("argument", ["\ud800", "\0", "", "=", "x" * 5000])
+def test_what_is_no_name_of_anything_has_changed(kind: str, argument: str) -> None:
+    """Half a surrogate pair is what JSON can have, and no system call takes."""
+    assert host_state.changed({"a": [kind, {argument: "?"}]})

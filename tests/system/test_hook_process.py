@@ -219,6 +219,7 @@ mount --bind $bundle/library $root$3/libcuda.so.1
 # What a run on this machine does not show, and why it is in the list.
 UNSEEN = {
     "fstat": "other C libraries",
+    "stat": "C libraries before 2.33, as that of Debian 11",
     "restart_syscall": "a process that was stopped, by the freezer of its cgroup",
     "clock_gettime": "machines whose clock cannot be read without a call",
 }
@@ -370,6 +371,28 @@ def test_time_01_control_without_the_group_something_stays(bundle: Path) -> None
         assert is_alive(helper)
     finally:
         end(helper)
+
+
+def test_time_02_whoever_works_ends_with_the_hook(bundle: Path) -> None:
+    """A runtime ends the hook alone, which then cannot end anything any more."""
+    command = [HOOK, *WORDS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=ENVIRONMENT) as hook:
+        # It waits for the state.
+        children = Path(f"/proc/{hook.pid}/task/{hook.pid}/children")
+        deadline = time.monotonic() + PATIENCE_S
+        while not children.read_text() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        (child,) = map(int, children.read_text().split())
+        status = Path(f"/proc/{child}/status")
+        while "Seccomp:\t2" not in status.read_text() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        hook.kill()
+        hook.wait()
+        try:
+            wait_until_gone([child])
+        finally:
+            end(child)
+    assert not (bundle / "rootfs" / "etc" / "ld.so.cache").exists()
 
 
 def end(pid: int) -> None:

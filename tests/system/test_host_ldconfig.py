@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -37,6 +38,14 @@ LDCONFIG = "/sbin/ldconfig"
 FOUND = "libtiny.so.1 /usr/lib/libtiny.so.1"
 OURS = Entry("libx.so.1", "/opt/driver/libx.so.1", ABI_FLAGS["x86-64"])
 ALL_SEALS = 0xF
+# What the kernel calls them → soft and hard.
+LIMITS = {
+    "cpu time": 5,
+    "file size": 64 << 20,
+    "core file size": 0,
+    "processes": 1,
+    "open files": 64,
+}
 
 
 @pytest.fixture
@@ -172,6 +181,9 @@ def test_ns_03_exe_03_seen_from_outside(waiting: int) -> None:
     assert sorted(os.listdir(process / "fd")) == ["0", "1", "2"]
     assert {os.readlink(process / "fd" / fd) for fd in "012"} == {"/dev/null"}
     assert (process / "exe").stat().st_mode & 0o777 == 0o111
+    limits = (process / "limits").read_text()
+    for name, limit in LIMITS.items():
+        assert re.search(rf"^Max {name} +{limit} +{limit} ", limits, re.MULTILINE), name
     # Not dumpable: its files in /proc are root's of the host, whoever it runs as.
     copy = os.open(process / "exe", os.O_RDONLY)
     try:

@@ -17,6 +17,7 @@ from gpuruntime.cli.checks.machine import Machine
 from gpuruntime.errors import GpuRuntimeError, bug
 
 Check = Callable[[Machine], Iterable[Note]]
+_TRIES, _STEP_S = 100, 0.01
 _CHUNK_BYTES = 1 << 16
 
 
@@ -96,7 +97,10 @@ def _end(child: _Child, *, is_late: bool, deadline_s: float) -> Finding:
     _kill(child.pid)
     if is_late:
         # What the kernel holds cannot be waited for.
-        os.waitpid(child.pid, os.WNOHANG)
+        for _ in range(_TRIES):
+            if os.waitpid(child.pid, os.WNOHANG)[0]:
+                break
+            time.sleep(_STEP_S)
         return Finding(
             child.name,
             FAIL,

@@ -239,6 +239,13 @@ class CountingFile(io.BytesIO):
         return data
 
 
+def test_nothing_at_an_offset_of_no_file_is_nothing() -> None:
+    """Bytes and a file are read alike: a dynamic section of no bytes may be anywhere."""
+    at, _ = segment(LIBRARY, 2)
+    data = patched(patched(LIBRARY, (at + 8, "<Q"), 1 << 63), (at + 32, "<Q"), 0)
+    assert elf.read(data) == elf.read(io.BytesIO(data)) == elf.Elf("x86-64", None, ())
+
+
 def test_only_what_is_needed_is_read() -> None:
     """The driver's libcuda has 30 MB, and discovery reads dozens of such files."""
     file = CountingFile(LIBRARY + bytes(4 << 20))

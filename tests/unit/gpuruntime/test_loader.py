@@ -6,6 +6,7 @@ LINK-10 and TIME-01 of the attack catalogue; cache and drop-in are in test_ops.p
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from hostile.cover import image_cache
 from gpuruntime import ldcache
 from gpuruntime.errors import LdcacheError
 from gpuruntime.ldcache import ABI_FLAGS, Entry
-from gpuruntime.system import drop_in
+from gpuruntime.system import drop_in, loader
 from gpuruntime.system.loader import LoaderCache
 from gpuruntime.system.paths import Root
 
@@ -74,6 +75,8 @@ def image(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Image]:
         (f"/lib\n{DIRECTORY}", f"/lib\n{DIRECTORY}"),
         (f"/lib:{DIRECTORY}x", f"/lib\n{DIRECTORY}x\n{DIRECTORY}\n"),
         ("", ""),
+        ("\n", "\n"),
+        ("/a\x0cb\x85\r:/lib\n", f"/a\x0cb\x85\r\n/lib\n{DIRECTORY}\n"),
     ],
 )
 def test_musl_s_list_has_the_directory(image: Image, before: str | None, after: str) -> None:
@@ -81,7 +84,7 @@ def test_musl_s_list_has_the_directory(image: Image, before: str | None, after: 
     image.path(MUSL, "")
     place = image.path(LIST, before)
     image.execute()
-    assert place.read_text() == after
+    assert place.read_bytes() == after.encode()
     assert place.stat().st_mode & 0o7777 == 0o644
     seen = digest(image.root)
     image.execute()
@@ -133,6 +136,88 @@ def test_link_10_something_else_has_the_name_of_musl_s_list(image: Image, kind: 
         assert place.read_text().endswith(f"\n{DIRECTORY}\n")
     assert victim.read_text() == "/must/stay"
     assert not list(image.root.rglob(".gpuruntime.*"))
+
+
+@pytest.mark.parametrize("name", ["ld.so.cache", "ld-musl-x86_64.path"])
+@pytest.mark.parametrize("target", ["x" * 300, "/" + "y/" * 3000])
+def test_link_06_a_link_to_what_no_path_can_be(image: Image, name: str, target: str) -> None:
+    """It leads nowhere, and is replaced."""
+    image.path(MUSL, "")
+    place = image.path(f"/etc/{name}")
+    place.symlink_to(target[:4000])
+    image.execute()
+    assert not place.is_symlink()
+    assert image.warnings == []
+
+
+@pytest.mark.parametrize("name", ["ld.so.cache", "ld-musl-x86_64.path"])
+def test_ns_04_a_link_into_a_process_of_others(
+    image: Image, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a user namespace, /proc/1/root does not say where it leads, but refuses."""
+    image.path(MUSL, "")
+    place = image.path(f"/etc/{name}")
+    place.symlink_to("/proc/1/root/etc/passwd")
+    real = Root.open_path
+
+    def refuse(root: Root, path: str) -> int:
+        if path == f"/etc/{name}" and place.is_symlink():
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return real(root, path)
+
+    monkeypatch.setattr(Root, "open_path", refuse)
+    image.execute()
+    assert not place.is_symlink()
+    assert image.warnings == []
+
+
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [
+        (errno.ENOSPC, "make room"),
+        (errno.EDQUOT, "make room"),
+        (errno.EFBIG, "remove"),
+        (errno.ENOTDIR, "plain files"),
+    ],
+)
+def test_link_13_what_to_do_is_about_what_went_wrong(
+    image: Image, code: int, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody mounts a file system in place of making room on one."""
+
+    def fail(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(loader, "replace_file", fail)
+    with pytest.raises(LdcacheError) as caught:
+        image.execute()
+    assert hint in str(caught.value.hint)
+
+
+def test_a_main_file_that_leads_nowhere_is_replaced(image: Image) -> None:
+    """Its ldconfig reads ours then; what the link names is not made."""
+    image.path("/sbin/ldconfig", "")
+    image.path("/etc/ld.so.conf").symlink_to("/nowhere")
+    image.execute()
+    assert (image.root / "etc/ld.so.conf").read_bytes() == drop_in.INCLUDE
+    assert not os.path.lexists(image.root / "nowhere")
+
+
+def test_race_04_another_hook_removes_the_drop_in_first(
+    image: Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then it is gone, as it should be: two containers may start on one root at once."""
+    place = image.path(f"{drop_in.DIRECTORY}/{drop_in.COMPAT}")
+    place.write_bytes(drop_in.HEADS[drop_in.COMPAT])
+    real = drop_in.file_content
+
+    def look(dirfd: int, name: str, max_bytes: int) -> bytes | None:
+        content = real(dirfd, name, max_bytes)
+        place.unlink(missing_ok=True)
+        return content
+
+    monkeypatch.setattr(drop_in, "file_content", look)
+    drop_in.remove(image.opened, drop_in.COMPAT)
 
 
 def own_cuda(image: Image, conf: str) -> bytes:

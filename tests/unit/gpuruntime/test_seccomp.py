@@ -116,6 +116,13 @@ def test_meta_02_what_is_not_in_the_list_ends_the_process(machine: str) -> None:
         assert verdict(code, ARCHES[machine], number) == expected, number
 
 
+def test_calls_of_older_c_libraries_are_in_the_list() -> None:
+    """Debian 11 has such a one: stat(3) of `/`, and of modules to be found, is this call."""
+    for version in VERSIONS:
+        code = seccomp.program("x86_64", seccomp.calls(version))
+        assert verdict(code, ARCHES["x86_64"], 4) == seccomp.ALLOW
+
+
 @pytest.mark.parametrize("machine", ARCHES)
 def test_calls_that_are_newer_than_the_list_are_not_there(machine: str) -> None:
     """A newer C library then does without; it would not survive being ended."""

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -98,6 +100,9 @@ def test_link_12_a_link_that_is_none_is_refused(value: str) -> None:
         ("chmod", ["--mode", "755", "--path", "/a/../b"]),
         ("update-ldcache", ["--ldconfig-path=", "--folder", "/a"]),
         ("enable-cuda-compat", ["--host-driver-version=1", "--cuda-compat-container-root=a"]),
+        ("enable-cuda-compat", ["--host-driver-version=55\n1"]),
+        ("enable-cuda-compat", ["--host-cuda-version", "12/4"]),
+        ("enable-cuda-compat", ["--host-driver-version=550", f"--host-cuda-version={'1' * 256}"]),
         ("noop", ["word"]),
     ],
 )
@@ -129,6 +134,28 @@ def test_libraries_of_the_image_are_not_touched(tmp_path: Path) -> None:
     operation.execute(root, pytest.fail)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lib"]
     assert "/lib, /missing" in operation.describe()
+
+
+def test_a_mounted_library_that_cannot_be_read_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a user namespace, where it belongs to somebody else."""
+
+    def refuse(fd: int, flags: int) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/libtiny.so.1").write_bytes(TINY.read_bytes())
+    # Each is a mount of its own.
+    monkeypatch.setattr(classic, "mount_id", lambda fd: fd)
+    operation = classic.MountedLibraries(("/lib",))
+    operation.execute(Root(str(tmp_path)), pytest.fail)
+    cache = tmp_path / "etc" / "ld.so.cache"
+    assert b"/lib/libtiny.so.1\0" in cache.read_bytes()
+    cache.unlink()
+    monkeypatch.setattr(classic, "reopen", refuse)
+    operation.execute(Root(str(tmp_path)), pytest.fail)
+    assert not cache.exists()
 
 
 def test_what_enable_cuda_compat_found_is_in_the_cache(tmp_path: Path) -> None:
@@ -198,6 +225,27 @@ def test_link_10_a_state_in_no_regular_file_is_refused(tmp_path: Path, path: str
     done = hook("disable-device-node-modification", "--container-spec", path.format(tmp_path))
     assert done.returncode == 1
     assert done.stderr.startswith("gpu-cdi-hook: bundle: cannot read the state in ")
+
+
+@pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_RDONLY])
+def test_json_07_a_standard_input_that_cannot_be_read_is_no_bug(flags: int) -> None:
+    """Its other end may be anything: nothing to be read, or no memory at address 0."""
+    fd = os.open("/dev/null" if flags == os.O_WRONLY else "/proc/self/mem", flags)
+    try:
+        done = subprocess.run(
+            [HOOK, "update-application-profile"],
+            stdin=fd, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    finally:
+        os.close(fd)
+    assert done.returncode == 1
+    assert done.stderr.startswith("gpu-cdi-hook: bundle: cannot read the state on standard input:")
+
+
+def test_cg_01_no_descriptor_is_left_for_the_work() -> None:
+    """What is to be given more of is named."""
+    hint = entry._no_process(OSError(errno.EMFILE, os.strerror(errno.EMFILE))).hint
+    assert hint == "allow the runtime 64 open files or more"
 
 
 @pytest.mark.parametrize("words", [["noop"], ["enable-cuda-compat"], ["update-container"]])

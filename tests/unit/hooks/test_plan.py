@@ -189,10 +189,12 @@ def test_link_08_a_root_that_is_none_is_refused(tmp_path: Path, path: object) ->
         state.open_root(bundle_with_root(tmp_path, path))
 
 
-def test_link_08_a_root_that_is_a_link_is_refused(tmp_path: Path) -> None:
-    """Whoever made the link chooses where we work."""
-    bundle = Path(bundle_with_root(tmp_path, "link"))
-    (bundle / "link").symlink_to("/")
+@pytest.mark.parametrize("path", ["link", "link/", "./link//", "link/."])
+def test_link_08_a_root_that_is_a_link_is_refused(tmp_path: Path, path: str) -> None:
+    """Whoever made the link chooses where we work, however the path ends."""
+    bundle = Path(bundle_with_root(tmp_path, path))
+    (tmp_path / "other").mkdir()
+    (bundle / "link").symlink_to(tmp_path / "other")
     with pytest.raises(BundleError):
         state.open_root(str(bundle))
 

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launcher for aarch64, under an emulator: the tests of its neighbours, once more.
+
+What it becomes is this machine's: an emulated exec is a real one, and the recorders are native.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import shutil
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from launcher import (
+    test_choice_of_runtime,
+    test_command_lines,
+    test_hook_role,
+    test_roles,
+)
+from launcher.conftest import Bench, Workshop
+
+if TYPE_CHECKING:
+    from launcher.conftest import Outcome
+
+CROSS_CC = "aarch64-linux-gnu-gcc"
+EMULATOR = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
+EM_AARCH64 = b"\xb7\x00"
+# What an emulator cannot show.
+NATIVE = {
+    # /proc/self/exe is the emulator.
+    *("test_launcher_never_becomes_itself", "test_python_reports_when_only_ourselves_are_left"),
+    "test_runtime_names_start_the_shim",
+    # It tells variables apart by their names, and needs an argument.
+    *("test_first_of_two_paths_counts", "test_no_arguments_at_all_fails_closed"),
+    # Its own system calls would be traced.
+    *("test_descriptors_are_closed_without_close_range", "test_control_sees_relative_opens"),
+    # The table of command lines is enough.
+    "test_what_the_launcher_passes_through_creates_nothing",
+}
+
+if shutil.which(CROSS_CC) is None:
+    pytest.skip(f"{CROSS_CC} is not installed: no aarch64 launcher", allow_module_level=True)
+if EMULATOR is None:
+    pytest.skip(
+        "qemu-aarch64-static is not installed: the aarch64 launcher is not run",
+        allow_module_level=True,
+    )
+
+
+class CrossWorkshop(Workshop):
+    """Builds the launcher for aarch64."""
+
+    def compile_launcher(
+        self, output: Path, *, extra: tuple[str, ...] = (), **changed: str
+    ) -> None:
+        """Compile the launcher with the cross compiler."""
+        super().compile_launcher(output, cc=CROSS_CC, extra=extra, **changed)
+
+
+class EmulatedBench(Bench):
+    """Starts programs for aarch64 by the emulator, and this machine's as they are."""
+
+    def start(self, command: list[Any], *, program: str | None = None, **how: Any) -> Outcome:
+        """Start *command*; see `Bench`."""
+        executable = program or command[0]
+        with Path(executable).open("rb") as stream:
+            if stream.read(20)[18:] != EM_AARCH64:
+                return super().start(command, program=program, **how)
+        emulated = ["qemu", "-0", command[0], executable, *command[1:]]
+        return super().start(emulated, program=EMULATOR, **how)
+
+
+@pytest.fixture(scope="session")
+def workshop(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    """Return a second workshop, with the same recorders."""
+    made = CrossWorkshop(tmp_path_factory.mktemp("aarch64"))
+    for name in ("recorder", "caller"):
+        shutil.copy(workshop.path(name), made.path(name))
+    made.build("plain")
+    return made
+
+
+@pytest.fixture
+def bench(bench: Bench) -> Bench:
+    """Return the programs of that workshop."""
+    return EmulatedBench(bench.workshop)
+
+
+def emulated(function: types.FunctionType) -> types.FunctionType:
+    """Return a copy of a test, without the build that the sanitisers watch."""
+    copied = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__
+    )
+    functools.update_wrapper(copied, function)
+    del copied.__wrapped__  # type: ignore[attr-defined]
+    marks: list[pytest.Mark] = getattr(function, "pytestmark", [])
+    plain = pytest.mark.parametrize("build", ["plain"]).mark
+    copied.pytestmark = [  # type: ignore[attr-defined]
+        plain if mark.name == "parametrize" and mark.args[0] == "build" else mark for mark in marks
+    ]
+    return copied
+
+
+for module in (test_choice_of_runtime, test_command_lines, test_hook_role, test_roles):
+    for name, function in vars(module).items():
+        if not name.startswith("test_") or name in NATIVE:
+            continue
+        wanted = inspect.signature(function).parameters
+        # "real" is made once for all modules, by this machine's compiler.
+        if "bench" in wanted and "real" not in wanted:
+            globals()[name] = emulated(function)
+
+
+def test_the_emulated_is_for_aarch64(bench: Bench) -> None:
+    """The control: were it this machine's, all the others here would show nothing."""
+    launcher = bench.workshop.build("plain") / "launcher"
+    assert launcher.read_bytes()[18:20] == EM_AARCH64
+    assert bench.runtime("state").who == "lowlevel/runc"
+
+
+@pytest.mark.parametrize("missing", sorted(NATIVE))
+def test_what_is_left_out_exists(missing: str) -> None:
+    """A test that was renamed would be left out no more, or for ever."""
+    modules = (test_choice_of_runtime, test_command_lines, test_hook_role, test_roles)
+    assert any(hasattr(module, missing) for module in modules)
