@@ -910,7 +910,7 @@ def test_b135_a_headless_host_has_no_warnings(hosts: Hosts) -> None:
     host = hosts("--gpus", "2")
     host.shell(
         "rm -r /dev/dri; rm -rf /usr/share/vulkan /usr/share/glvnd /usr/share/egl /etc/OpenCL; "
-        "cd /usr/lib/*-linux-gnu; rm -f libGL*_nvidia* libEGL_nvidia* libnvidia-egl* "
+        "cd /usr/lib/$(uname -m)-linux-gnu; rm -f libGL*_nvidia* libEGL_nvidia* libnvidia-egl* "
         "libnvidia-gl* libnvidia-fbc* libnvoptix* libnvidia-ngx*; rm -rf gbm vdpau nvidia"
     )
     done = host.run(PROGRAM, "cdi", "generate", "--output", "/run/spec.json")

