@@ -53,7 +53,7 @@ def replace(path: str, text: str, mode: int = NEW_FILE_MODE) -> None:
     """Have *text* in the file *path*, atomically; missing directories are made (0755).
 
     A file that is there keeps mode, owner and extended attributes, a link to it stays one. Raises
-    ConfigError with nothing half-written.
+    ConfigError with nothing half-written, also for what is there and is no file.
     """
     try:
         target = resolve(path)
@@ -110,6 +110,9 @@ def _replace(path: str, data: bytes, mode: int) -> None:
         before = os.stat(path)
     except FileNotFoundError:
         before = None
+    if before is not None and not stat.S_ISREG(before.st_mode):
+        # The rename would put a file in the place of a device, for all who use it.
+        raise ConfigError(f'"{path}" is no regular file', "name a config file")
     dirfd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         # Hidden, and without the name's suffix: an engine reads no "*.toml" of ours by halves.

@@ -43,7 +43,7 @@ def tree():
                 found[path] = [status.st_ino, status.st_size, status.st_mtime_ns]
     return found
 
-work = pathlib.Path("/run/work")
+work = pathlib.Path("/run/explained")
 (work / "bundle").mkdir(parents=True)
 gpuruntime, runtime = sys.argv[1:]
 run(gpuruntime, "cdi", "generate", "--output", "/run/specs/nvidia.json", check=True)
@@ -53,9 +53,9 @@ spec = json.loads(pathlib.Path("/run/specs/nvidia.json").read_text())
 spec["containerEdits"]["mounts"][0]["hostPath"] = "/gone/libcuda.so.1"
 pathlib.Path("/run/stale/nvidia.json").write_text(json.dumps(spec))
 lowlevel = work / "lowlevel"
-lowlevel.write_text("#!/bin/sh\\necho started >> /run/work/started\\n")
+lowlevel.write_text("#!/bin/sh\\necho started >> /run/explained/started\\n")
 lowlevel.chmod(0o755)
-os.environ["GPURUNTIME_CONFIG"] = "/run/work/config.toml"
+os.environ["GPURUNTIME_CONFIG"] = "/run/explained/config.toml"
 results = []
 for name, text, toml in json.load(sys.stdin):
     data = text.encode("utf-8", "surrogateescape")
@@ -64,10 +64,10 @@ for name, text, toml in json.load(sys.stdin):
     config.write_bytes(data)
     (work / "started").unlink(missing_ok=True)
     before = tree()
-    told = run(gpuruntime, "explain", "--json", "--bundle", "/run/work/bundle")
-    said = run(gpuruntime, "explain", "--bundle", "/run/work/bundle")
+    told = run(gpuruntime, "explain", "--json", "--bundle", "/run/explained/bundle")
+    said = run(gpuruntime, "explain", "--bundle", "/run/explained/bundle")
     after = tree()
-    made = run(runtime, "create", "--bundle", "/run/work/bundle", "id", cwd=work)
+    made = run(runtime, "create", "--bundle", "/run/explained/bundle", "id", cwd=work)
     results.append({
         "told": told.stdout, "status": told.returncode, "said": said.stdout,
         "told_error": told.stderr, "said_error": said.stderr,
@@ -84,7 +84,7 @@ def config(*more: str, top: str = "", mode: str = "auto", specs: str = "/run/spe
     """Return a config.toml: *top* before the tables, *more* after them."""
     return f"""{top}
 [nvidia-container-runtime]
-runtimes = ["/run/work/lowlevel"]
+runtimes = ["/run/explained/lowlevel"]
 mode = "{mode}"
 [nvidia-container-runtime.modes.cdi]
 spec-dirs = ["{specs}"]
@@ -296,7 +296,7 @@ def test_the_text_answers_questions(results: dict[str, dict[str, Any]]) -> None:
     assert re.search("^left out +GPU 1, MIG device 3:0, .*: not asked for$", two, re.MULTILINE)
     assert re.search(r"^left out .*libnvcuvid.*: for video: add \"video\" to", two, re.MULTILINE)
     assert re.search("^device +/dev/nvidia2 c 195:2 rw: node of GPU 2$", two, re.MULTILINE)
-    assert re.search("^runtime +/run/work/lowlevel$", two, re.MULTILINE)
+    assert re.search("^runtime +/run/explained/lowlevel$", two, re.MULTILINE)
     policy = "accept-nvidia-visible-devices-envvar-when-unprivileged"
     assert re.search(f"^ignored .*{policy}", results["unprivileged"]["said"], re.MULTILINE)
     met = '^requirement +"cuda>=12.0" is met: here are CUDA 12.4 and driver 550.163.01$'

@@ -369,12 +369,26 @@ def test_what_is_no_file_is_an_error(tmp_path: Path, kind: str, command: tuple[s
         said(done)
 
 
-@pytest.mark.parametrize("target", ["/dev/stdout", "/dev/null", "/proc/self/x", "/dev"])
+@pytest.mark.parametrize("target", ["/dev/stdout", "/proc/self/x", "/dev"])
 def test_what_cannot_be_written_is_an_error(target: str) -> None:
-    """Above all, a device is not replaced by a file."""
+    """With the reason, and nothing is made."""
     said(run("default", "-o", target))
     assert Path("/dev/stdout").is_symlink()
-    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+@pytest.mark.parametrize("kind", ["device", "FIFO"])
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path, kind: str) -> None:
+    """It would be gone for everybody; the device is the test's own, should the program fail."""
+    path = tmp_path / "config.toml"
+    if kind == "FIFO":
+        os.mkfifo(path)
+    elif os.geteuid() == 0:
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    else:
+        pytest.skip("only root makes a device")
+    before = path.stat()
+    assert "no regular file" in said(run("default", "-o", path))
+    assert (path.stat().st_ino, path.stat().st_mode) == (before.st_ino, before.st_mode)
 
 
 def test_a_link_of_somebody_else_is_not_followed(tmp_path: Path) -> None:
