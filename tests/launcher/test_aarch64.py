@@ -6,8 +6,10 @@ What it becomes is this machine's: an emulated exec is a real one, and the recor
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import inspect
+import platform
 import shutil
 import types
 from pathlib import Path
@@ -81,6 +83,21 @@ def workshop(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> Wo
         shutil.copy(workshop.path(name), made.path(name))
     made.build("plain")
     return made
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _reserved_signals() -> None:
+    """Have the two signals that C libraries keep for themselves as they are by default.
+
+    GNU make starts programs with both ignored. The launcher undoes that, but the emulator keeps
+    them for itself, too, and has the launcher's call come to nothing.
+    """
+    number = {"x86_64": 13, "aarch64": 134}[platform.machine()]
+    default = (ctypes.c_ulong * 4)()
+    syscall = ctypes.CDLL(None, use_errno=True).syscall
+    for signal_number in (32, 33):
+        # rt_sigaction(2) itself: the function of the C library refuses these.
+        assert syscall(number, signal_number, default, None, 8) == 0
 
 
 @pytest.fixture

@@ -157,7 +157,8 @@ def test_an_endless_value_is_refused() -> None:
 
 
 @pytest.mark.property
-@given(st.lists(st.text("abc019, \t-:=./", max_size=6), max_size=6))
+# Without a slash no name is a qualified one.
+@given(st.lists(st.text("abc019, \t-:=.", max_size=6), max_size=6))
 def test_each_name_is_asked_for_once_and_in_order(tokens: list[str]) -> None:
     """Whatever the blanks and repeats, no device is injected twice."""
     found = asked(f"NVIDIA_VISIBLE_DEVICES={','.join(tokens)}")[0]
