@@ -305,7 +305,10 @@ def _without(table: bytes, ours: int) -> bytes:
 
 
 def format_cache(table: bytes, strings: bytes, cache: Cache) -> bytes:
-    """Return the file with *table* and *strings*, of which the image's part is from *cache*."""
+    """Return the file with *table* and *strings*, of which the image's part is from *cache*.
+
+    Raises `LdcacheError` for one that `read_cache` would not take again.
+    """
     lead = HEADER.size + len(table)
     sections = [(_OURS, struct.pack("<I", lead + len(cache.tail)))]
     if cache.hwcaps:
@@ -326,4 +329,7 @@ def format_cache(table: bytes, strings: bytes, cache: Cache) -> bytes:
         pieces.append(_SECTION.pack(tag, 0, at, len(content)))
         at += len(content)
     pieces.extend(content for _, content in sections)
+    if at > MAX_CACHE_BYTES:
+        # The next start of the container merges with what this one wrote.
+        raise LdcacheError(f"cannot make the ld.so.cache: {at} bytes, {MAX_CACHE_BYTES} at most")
     return b"".join(pieces)

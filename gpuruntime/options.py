@@ -121,6 +121,14 @@ OPTIONS = (
         acts=True,
     ),
     Option(
+        "hook-deadline",
+        "integer",
+        default=10,
+        doc="Seconds, up to 600, that a hook has to work in a container's root; a spec's hook has "
+        "them by its argument --deadline.",
+        acts=True,
+    ),
+    Option(
         "ldconfig-mode",
         "string",
         default="merge",

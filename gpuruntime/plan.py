@@ -7,7 +7,6 @@ tools that look for the incumbent's hooks in a spec expect them.
 
 from __future__ import annotations
 
-import json
 import posixpath
 
 from gpuruntime import resolve
@@ -26,6 +25,9 @@ HOOK_NAME = "gpu-cdi-hook"
 # image's environment (CVE-2025-23266).
 HOOK_ENV = ("GPURUNTIME_HOOK=1",)
 HOOK_TIMEOUT_S = 30
+# The hook ends itself after so long, unless it is told otherwise, within a limit.
+HOOK_DEADLINE_S, MAX_HOOK_DEADLINE_S = 10, 600
+_TIMEOUT_AFTER_S = 20
 MOUNT_OPTIONS = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 # A client writes to a daemon's socket, and MPS makes pipes in its directory.
 IPC_OPTIONS = ("nosuid", "nodev", "rbind", "rprivate", "noexec")
@@ -50,10 +52,13 @@ class Style(Record):
     Of *disabled*, ALL_HOOKS is every step; what is *enabled* stays, and CHMOD only then.
     *separate*: one hook a step, as also for a program of the incumbent's. *ldconfig* is handed to
     the step that updates the loader's cache, "" if it is to choose, and *ldconfig_mode* to our
-    hook, "" for its own default. *groups*: with the groups of device nodes.
+    hook, "" for its own default. *groups*: with the groups of device nodes. *deadline_s* is how
+    long our hook has.
     """
 
-    __slots__ = ("disabled", "groups", "ldconfig", "ldconfig_mode", "path", "separate")
+    __slots__ = (
+        *("deadline_s", "disabled", "groups", "ldconfig", "ldconfig_mode", "path", "separate"),
+    )
 
     def __init__(
         self,
@@ -65,6 +70,7 @@ class Style(Record):
         ldconfig: str = "",
         ldconfig_mode: str = "",
         groups: bool = False,
+        deadline_s: int = HOOK_DEADLINE_S,
     ) -> None:
         self.path = path
         self.groups = groups
@@ -73,6 +79,7 @@ class Style(Record):
         self.separate = separate or posixpath.basename(path) in _SEPARATE_ONLY
         self.ldconfig = ldconfig
         self.ldconfig_mode = ldconfig_mode
+        self.deadline_s = deadline_s
 
 
 def common_edits(
@@ -144,11 +151,16 @@ def merged(parts: Iterable[Edits]) -> Edits:
         for member, items in part.items():
             seen = merged.setdefault(member, {})
             for item in items:  # type: ignore[attr-defined]  # all members here are lists
-                seen.setdefault(json.dumps(item, sort_keys=True), item)
+                seen.setdefault(_identity(item), item)
     result = {member: list(items.values()) for member, items in merged.items()}
     if "deviceNodes" in result:
         result["deviceNodes"].sort(key=lambda node: (node["path"].count("/"), node["path"]))
     return result  # type: ignore[return-value]  # the members are those of edits
+
+
+def _identity(item: Any) -> str:  # noqa: ANN401 (an object, a text, a number)
+    """Return what is equal for equal items of a list of edits, and can be looked up."""
+    return repr(sorted(item.items()) if isinstance(item, dict) else item)
 
 
 def node_edits(nodes: Iterable[Node], style: Style) -> Edits:
@@ -284,11 +296,14 @@ def _hook(style: Style, name: str, words: list[str] | None) -> Hook | None:
 
 def _hook_of(style: Style, name: str, words: list[str]) -> Hook:
     program = posixpath.basename(style.path)
+    # The incumbent's tool of many commands has its hooks below one of them.
+    front = ["hook"] if program == "nvidia-ctk" else []
+    if style.deadline_s != HOOK_DEADLINE_S and program not in _SEPARATE_ONLY:
+        front = [f"--deadline={style.deadline_s}"]
     return {
         "hookName": "createContainer",
         "path": style.path,
-        # The incumbent's tool of many commands has its hooks below one of them.
-        "args": [program, *(["hook"] if program == "nvidia-ctk" else []), name, *words],
+        "args": [program, *front, name, *words],
         "env": list(HOOK_ENV),
-        "timeout": HOOK_TIMEOUT_S,
+        "timeout": max(HOOK_TIMEOUT_S, style.deadline_s + _TIMEOUT_AFTER_S),
     }

@@ -13,6 +13,7 @@ import stat
 from gpuruntime import elf, ldcache
 from gpuruntime.errors import LdcacheError
 from gpuruntime.record import Record
+from gpuruntime.system import drop_in
 from gpuruntime.system.compat import DEFAULT_ROOT, CompatInUse, CudaCompat
 from gpuruntime.system.loader import LoaderCache
 from gpuruntime.system.mounts import mount_id
@@ -25,6 +26,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from cdi.wire import OciConfig
     from gpuruntime.system.ops import Operation
     from gpuruntime.system.paths import Root
     from hooks.options import Given
@@ -48,6 +50,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "noop": (),
 }
 MAX_NAMES = 100_000
+# Hooks that decide on the image's CUDA, by a word of their arguments.
+_COMPAT_WORDS = frozenset((ENABLE_CUDA_COMPAT, "--cuda-compat"))
 
 
 def read(name: str, arguments: Sequence[str]) -> Given:
@@ -130,12 +134,21 @@ def _chmod(given: Given) -> list[Operation]:
 
 
 class MountedLibraries(Record):
-    """Let the container's loader find the libraries that are mounted into *folders*."""
+    """Let the container's loader find the libraries that are mounted into *folders*.
 
-    __slots__ = ("folders",)
+    *with_compat*: the image's CUDA comes first, where an earlier hook of this start found it to
+    be right. Without such a hook, what an earlier start of the container found does not count.
+    """
 
-    def __init__(self, folders: tuple[str, ...]) -> None:
+    __slots__ = ("folders", "with_compat")
+
+    def __init__(self, folders: tuple[str, ...], *, with_compat: bool = True) -> None:
         self.folders = folders
+        self.with_compat = with_compat
+
+    def for_config(self, document: OciConfig) -> MountedLibraries:
+        """Return the operation for a container that has the hooks of *document*."""
+        return MountedLibraries(self.folders, with_compat=_has_compat_hook(document))
 
     def describe(self) -> str:
         """Return the operation in one line."""
@@ -144,9 +157,27 @@ class MountedLibraries(Record):
     def execute(self, root: Root, warn: Callable[[str], None]) -> None:
         """Carry it out below *root*; raise LdcacheError as `LoaderCache`."""
         entries = [entry for folder in self.folders for entry in _mounted(root, folder)]
-        compat = CompatInUse()
-        if entries or compat.apply(root, warn):
+        compat = CompatInUse() if self.with_compat else None
+        # Without entries, what is there of an earlier start goes.
+        if entries or (compat.apply(root, warn) if compat else drop_in.read(root, drop_in.COMPAT)):
             LoaderCache(tuple(entries), compat).execute(root, warn)
+
+
+def _has_compat_hook(document: OciConfig) -> bool:
+    """Tell whether a hook of *document* decides on the image's CUDA at each start."""
+    # What the bundle's reader does not know, as a stage of later runtimes, can be anything.
+    stages = (document.get("hooks") or {}).values()
+    hooks = [hook for stage in stages if isinstance(stage, list) for hook in stage]
+    return any(
+        isinstance(hook, dict)
+        and isinstance(hook.get("args"), list)
+        and not _COMPAT_WORDS.isdisjoint(filter(_is_text, hook["args"]))
+        for hook in hooks
+    )
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def _mounted(root: Root, folder: str) -> list[ldcache.Entry]:

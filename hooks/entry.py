@@ -11,14 +11,15 @@ as gpuruntime.system.seccomp has it.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # signal without enum
 import errno
 import os
-import signal
 import sys
 import time
 
+from gpuruntime import __version__
 from gpuruntime.errors import BundleError, GpuRuntimeError, MountError, RequestError, bug, escape
-from gpuruntime.system import seccomp, syscalls
+from gpuruntime.system import paths, seccomp, syscalls
 from hooks import options, state, update_container
 
 TYPE_CHECKING = False
@@ -39,6 +40,12 @@ PRESTART_PROGRAMS = (
     *("gpu-container-runtime-hook", "nvidia-container-runtime-hook"),
     "nvidia-container-toolkit",
 )
+HELP, VERSION = ("--help", "-help", "-h", "help"), ("--version", "-version", "-v")
+USAGE = f"""\
+usage: PROGRAM [--deadline SECONDS] [--debug] [--quiet] HOOK [OPTION...]
+hooks: {", ".join((update_container.NAME, *CLASSIC))}
+CDI specs call it, with the OCI state on standard input; "gpuruntime cdi generate" writes them.
+"""
 DEADLINE = "--deadline"
 DEADLINE_S, MAX_DEADLINE_S = 10, 600
 # How long after the deadline the child is left, and how long we then try to be heard.
@@ -59,7 +66,7 @@ def main(cli_python: str = "") -> None:
     syscalls.set_undumpable()
     syscalls.close_range(3)
     # Without a traceback; the child ends when we do.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     program = os.path.basename(sys.argv[1])
     try:
         _raise_limit()
@@ -77,6 +84,11 @@ def run(arguments: list[str], program: str) -> tuple[str, int]:
 
     `--deadline SECONDS` comes before all others. Raises GpuRuntimeError.
     """
+    told = answer(arguments, program)
+    if told:
+        # It was asked for, and is no message.
+        os.write(1, told.encode("ascii", "backslashreplace"))
+        return "", 0
     seconds, arguments = read_deadline(arguments)
     deadline = Deadline(seconds)
     front, rest = options.split_global(arguments)
@@ -92,10 +104,23 @@ def run(arguments: list[str], program: str) -> tuple[str, int]:
         operations = classic.plan(name, given)
     else:
         # A spec written by a newer version must not keep containers from starting.
+        if not name:
+            help_ = f'"{program} {HELP[0]}" lists them'
+            return f"{program}: warning: no hook is named, nothing is done; {help_}", 0
         return f'{program}: warning: there is no hook "{escape(name)}", nothing is done', 0
     if not operations:
         return "", 0
     return _supervise(Work(program, given, operations), deadline)
+
+
+def answer(arguments: list[str], program: str) -> str:
+    """Return what a person asks for with *arguments*, "" for a hook's own."""
+    asked = arguments[-1] if len(arguments) in (1, 2) else ""
+    if asked in HELP:
+        return USAGE.replace("PROGRAM", program)
+    if len(arguments) == 1 and asked in VERSION:
+        return f"{program} version {__version__}\n"
+    return ""
 
 
 def run_prestart(arguments: list[str], program: str, cli_python: str) -> tuple[str, int]:
@@ -113,11 +138,13 @@ def run_prestart(arguments: list[str], program: str, cli_python: str) -> tuple[s
     deadline.set_alarm()
     state_ = state.read_document(0)
     # The driver has a deadline of its own.
-    signal.setitimer(signal.ITIMER_REAL, 0)
+    _signal.setitimer(_signal.ITIMER_REAL, 0)
     found = prestart.plan(state_, given, cli_python)
     if found is None:
         return "", 0
-    return _supervise(ContainerWork(program, given, found), Deadline(DEADLINE_S))
+    if found.warning:
+        return f"{program}: warning: {escape(found.warning)}", 0
+    return _supervise(ContainerWork(program, given, found), Deadline(found.deadline_s))
 
 
 def read_deadline(arguments: list[str]) -> tuple[int, list[str]]:
@@ -142,21 +169,27 @@ class Deadline:
 
     def __init__(self, seconds: int) -> None:
         self.end = time.monotonic() + seconds
-        self.no_work = MountError(
-            f"the work in the container's root was not done in {seconds} s",
-            "look for a file system of the container that does not answer",
-        )
+        self._seconds = seconds
+        self.no_work = self.no_step("")
         self.no_root = BundleError(
             f"reading the state and opening the container's root was not done in {seconds} s",
             "close standard input behind the state",
         )
         self.late: GpuRuntimeError = self.no_work
 
+    def no_step(self, step: str) -> MountError:
+        """Return what to say where *step*, described in a line, is what takes too long."""
+        return MountError(
+            f"the work in the container's root was not done in {self._seconds} s"
+            f"{step and f': it could not {step}'}",
+            "look for a file system of the container that does not answer",
+        )
+
     def set_alarm(self, grace: float = 0) -> None:
         """Raise `late` in this process, *grace* seconds after the time."""
-        signal.signal(signal.SIGALRM, self._give_up)
+        _signal.signal(_signal.SIGALRM, self._give_up)
         left = self.end + grace - time.monotonic()
-        signal.setitimer(signal.ITIMER_REAL, max(left, 0.001))
+        _signal.setitimer(_signal.ITIMER_REAL, max(left, 0.001))
 
     def _give_up(self, number: int, frame: FrameType | None) -> None:
         # Unwinds, so that nothing half-made is left.
@@ -186,13 +219,25 @@ class Work:
         deadline.late = deadline.no_root
         deadline.set_alarm()
         self.enter()
+        try:
+            paths.require_proc()
+        except OSError as error:
+            raise BundleError(
+                f"the hook cannot be sure of its descriptors: {error}",
+                'mount a procfs on "/proc" of the host, and nothing over it',
+            ) from error
         self._confine()
-        root = state.open_root(self.bundle())
-        deadline.late = deadline.no_work
-        for operation in self.operations:
+        document, root = state.open_container(self.bundle())
+        for planned in self.operations:
+            operation: Operation = planned
+            if hasattr(planned, "for_config"):
+                operation = planned.for_config(document)
+            step = operation.describe()
+            deadline.late = deadline.no_step(step)
             if self.is_verbose:
-                _say(f"{self.program}: {escape(operation.describe())}")
+                _say(f"{self.program}: {escape(step)}")
             operation.execute(root, self.warn)
+        deadline.late = deadline.no_work
 
     def enter(self) -> None:
         """Go to where the container's root can be reached: a createContainer hook is there."""
@@ -265,7 +310,7 @@ def _supervise(work: Work, deadline: Deadline) -> tuple[str, int]:
         _kill(child)
         failure = error
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        _signal.setitimer(_signal.ITIMER_REAL, 0)
     said = text.decode("ascii", "backslashreplace").rstrip("\n")
     if failure is None:
         return said, os.WEXITSTATUS(status)
@@ -324,7 +369,7 @@ def _kill(child: int) -> None:
     """End *child* and what it has started."""
     for kill in (os.killpg, os.kill):
         try:
-            kill(child, signal.SIGKILL)
+            kill(child, _signal.SIGKILL)
         except ProcessLookupError:
             # It has ended, or has no group of its own yet.
             pass
@@ -344,7 +389,7 @@ def _no_process(error: OSError) -> MountError:
 def _failure(number: int) -> MountError:
     """Return what to say of a child that signal *number* ended."""
     work = "the work in the container's root"
-    if number == signal.SIGSYS:
+    if number == _signal.SIGSYS:
         return MountError(
             f"{work} was ended by the kernel: it made a system call that no hook needs",
             "report it with the kernel's audit record, which has the number of the call",
@@ -352,29 +397,31 @@ def _failure(number: int) -> MountError:
     return MountError(
         f"{work} was ended by signal {number}",
         f"give the container a memory limit of {MIN_MEMORY_MIB} MiB or more"
-        if number == signal.SIGKILL
+        if number == _signal.SIGKILL
         else None,
     )
 
 
 def _explain(error: Exception, program: str) -> tuple[str, int]:
     """Return what to say of *error*, and the exit status."""
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         error = MountError(
             "the memory is not enough for the hook",
             f"give the container a memory limit of {MIN_MEMORY_MIB} MiB or more",
         )
+    elif isinstance(error, ImportError):
+        error = GpuRuntimeError(f"cannot load the hook: {error}", "install gpuruntime again")
     known = error if isinstance(error, GpuRuntimeError) else bug(error)
     return f"{program}: {known.lines()}", known.exit_code
 
 
 def _leave(text: str, status: int) -> None:
     """Say *text* and exit with *status*, also where nobody reads what we say."""
-    signal.signal(signal.SIGALRM, lambda *_: os._exit(status))
-    signal.setitimer(signal.ITIMER_REAL, GRACE_S)
+    _signal.signal(_signal.SIGALRM, lambda *_: os._exit(status))
+    _signal.setitimer(_signal.ITIMER_REAL, GRACE_S)
     _say(text)
     # Python takes our handler away before it is at its end.
-    signal.setitimer(signal.ITIMER_REAL, 0)
+    _signal.setitimer(_signal.ITIMER_REAL, 0)
     sys.exit(status)
 
 

@@ -8,17 +8,25 @@ no device can be given any more: that is the runtime's part, and a container wit
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # signal without enum
 import os
 import posixpath
-import signal
 
 from cdi.complete import complete
 from cdi.errors import CdiError
-from gpuruntime import __version__, automatic, injection, inventory_cache, request, slowpath
+from gpuruntime import __version__, automatic, inventory_cache, request, slowpath, sources
 from gpuruntime import config as settings
-from gpuruntime.errors import BundleError, ConfigError, RequestError, UnresolvedDeviceError
+from gpuruntime.errors import (
+    BundleError,
+    ConfigError,
+    DiscoveryError,
+    DriverError,
+    GpuRuntimeError,
+    RequestError,
+    UnresolvedDeviceError,
+)
 from gpuruntime.oci.bundle import Bundle
-from gpuruntime.system import syscalls
+from gpuruntime.system import mounts, syscalls
 from gpuruntime.system.bind import BindMount
 from hooks import options, state, update_container
 
@@ -27,8 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any
 
-    from cdi.wire import DeviceNode, OciConfig
+    from cdi.wire import DeviceNode, Edits, OciConfig
     from gpuruntime.config import Config
+    from gpuruntime.request import Request
     from gpuruntime.system.ops import Operation
     from hooks.options import Given
 
@@ -41,14 +50,35 @@ MAX_PID = 1 << 22
 _COMPAT = {"ldconfig": True, "mount": True, "hook": True, "disabled": False}
 _COMPAT_OF_OLD = "allow-cuda-compat-libs-from-container"
 _ACCESS = frozenset("rwm")
+# What `missing-gpu = "warn"` lets pass: what is not there, not what may not be had.
+MISSING = (UnresolvedDeviceError, DriverError, DiscoveryError)
+
+
+class NotGrantedError(GpuRuntimeError):
+    """A device that is there, and that the container's config does not have."""
+
+    phase = "device"
 
 
 class Plan:
-    """What is to be done, and in the mount namespace of which process; *bundle* has the root."""
+    """What is to be done, and in the mount namespace of which process; *bundle* has the root.
 
-    def __init__(self, bundle: str, pid: int, operations: Sequence[Operation]) -> None:
+    Nothing is done where *warning* says that the container starts without what it asks for.
+    """
+
+    def __init__(
+        self,
+        bundle: str,
+        pid: int,
+        operations: Sequence[Operation] = (),
+        *,
+        deadline_s: int = 0,
+        warning: str = "",
+    ) -> None:
         self.bundle = bundle
         self.operations = operations
+        self.deadline_s = deadline_s
+        self.warning = warning
         self._pid = pid
 
     def enter(self) -> None:
@@ -63,7 +93,7 @@ class Plan:
             process = os.pidfd_open(pid)
             namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
             # A process that ended meanwhile may have left its number to another.
-            signal.pidfd_send_signal(process, 0)
+            _signal.pidfd_send_signal(process, 0)
             ours, theirs = os.stat("/proc/self/ns/mnt"), os.fstat(namespace)
             before = os.stat("/")
             if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino):
@@ -83,12 +113,10 @@ class Plan:
 def _mounts_on_root(bundle: str) -> int:
     """Return how many mounts this process has on the root of *bundle*; raise BundleError."""
     root = state.open_root(bundle)
-    path = os.readlink(f"/proc/self/fd/{root.fd}")
-    root.close()
-    for character in "\\ \t\n":
-        path = path.replace(character, f"\\{ord(character):03o}")
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
-        return sum(line.split(" ", 5)[4] == path for line in lines)
+    try:
+        return mounts.count_on(root)
+    finally:
+        root.close()
 
 
 def read(arguments: list[str]) -> tuple[str, Given]:
@@ -112,7 +140,11 @@ def answer(command: str, given: Given, program: str) -> tuple[str, int]:
     The version is what was asked for, and goes to standard output.
     """
     if VERSION in given:
-        os.write(1, f"{program} version {__version__}\n".encode("ascii", "backslashreplace"))
+        text = f"{program} version {__version__}\n"
+        if program.startswith("nvidia-"):
+            # Programs look for these words in what its names print.
+            text = f"NVIDIA Container Runtime Hook version {__version__}\n{text}"
+        os.write(1, text.encode("ascii", "backslashreplace"))
         return "", 0
     if command in NOTHING:
         return "", 0
@@ -132,7 +164,30 @@ def plan(state_: dict[str, Any], given: Given, cli_python: str) -> Plan | None:
     if not asked:
         return None
     _require_mode(config)
-    inventory = injection.inventory_for(
+    pid = _pid_of(state_)
+    try:
+        edits = _granted_edits(asked, document, config, cli_python)
+    except MISSING as error:
+        if config["missing-gpu"] != "warn":
+            raise
+        return Plan(bundle, pid, warning=f"starts without what it asks for: {error}")
+    operations: list[Operation] = [
+        BindMount(mount["hostPath"], mount["containerPath"], mount["options"])
+        for mount in edits.get("mounts") or ()
+    ]
+    for hook in edits.get("hooks") or ():
+        words = hook["args"][hook["args"].index(update_container.NAME) + 1 :]
+        operations += update_container.plan(update_container.read(words))
+    _load_modules(operations)
+    return Plan(bundle, pid, operations, deadline_s=automatic.hook_deadline(config))
+
+
+def _granted_edits(asked: Request, document: OciConfig, config: Config, cli_python: str) -> Edits:
+    """Return what of the driver's files *asked* gets; raise GpuRuntimeError.
+
+    One of MISSING if there is no such device, and NotGrantedError if *document* does not have it.
+    """
+    inventory, _ = sources.inventory_for(
         asked, lambda *, fresh: inventory_cache.of_machine(config, cli_python, fresh=fresh)
     )
     # The path of a hook is not used: its steps are taken here.
@@ -142,15 +197,7 @@ def plan(state_: dict[str, Any], given: Given, cli_python: str) -> Plan | None:
     )
     style = automatic.style(config, "/gpu-cdi-hook", cuda_compat=compat)
     _require_granted(automatic.grant(asked, inventory, config, style).edits, document)
-    edits = automatic.driver_edits(asked, inventory, config, style).edits
-    operations: list[Operation] = [
-        BindMount(mount["hostPath"], mount["containerPath"], mount["options"])
-        for mount in edits.get("mounts") or ()
-    ]
-    for hook in edits.get("hooks") or ():
-        operations += update_container.plan(update_container.read(hook["args"][2:]))
-    _load_modules(operations)
-    return Plan(bundle, _pid_of(state_), operations)
+    return automatic.driver_edits(asked, inventory, config, style).edits
 
 
 def _load_modules(operations: Iterable[Operation]) -> None:
@@ -205,8 +252,11 @@ def _require_mode(config: Config) -> None:
         )
 
 
-def _require_granted(edits: Any, document: OciConfig) -> None:  # noqa: ANN401 (Edits)
-    """Raise UnresolvedDeviceError if *document* does not allow the nodes of *edits*."""
+def _require_granted(edits: Edits, document: OciConfig) -> None:
+    """Raise NotGrantedError if *document* does not allow the nodes of *edits*.
+
+    And UnresolvedDeviceError if the host does not have them.
+    """
     try:
         nodes = complete(edits)["deviceNodes"]
     except CdiError as error:
@@ -216,7 +266,7 @@ def _require_granted(edits: Any, document: OciConfig) -> None:  # noqa: ANN401 (
         ) from error
     missing = [node["path"] for node in nodes if not is_granted(node, document)]
     if missing:
-        raise UnresolvedDeviceError(
+        raise NotGrantedError(
             f"the container may not use {', '.join(missing)}, and a prestart hook cannot give a "
             "device any more",
             'run "gpuruntime runtime configure --set-as-default", then restart the engine',

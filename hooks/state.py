@@ -7,11 +7,11 @@ the container's pid namespace (1 with runc, 0 with crun) while /proc is the host
 
 from __future__ import annotations
 
-import json
 import os
 import posixpath
 import stat
 
+from cdi import strictjson
 from gpuruntime.errors import BundleError
 from gpuruntime.oci.bundle import Bundle
 from gpuruntime.system.paths import Root
@@ -19,6 +19,8 @@ from gpuruntime.system.paths import Root
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from cdi.wire import OciConfig
 
 MAX_STATE_BYTES = 1 << 20
 _HINT = "let an OCI runtime call this hook; it is no command for people"
@@ -65,7 +67,7 @@ def read_document(stdin: int) -> dict[str, Any]:
     if len(data) > MAX_STATE_BYTES:
         raise BundleError(f"the state on standard input has over {MAX_STATE_BYTES} bytes", _HINT)
     try:
-        document = json.loads(data.decode())
+        document = strictjson.loads(data)
     except (ValueError, RecursionError) as error:
         raise BundleError(f"the state on standard input is no JSON: {error}", _HINT) from error
     return document if isinstance(document, dict) else {}
@@ -82,7 +84,12 @@ def bundle_of(document: dict[str, Any]) -> str:
 
 
 def open_root(bundle: str) -> Root:
-    """Return the root of the container in *bundle*, opened once for all that follows.
+    """Return the root of the container in *bundle*; raise BundleError as `open_container`."""
+    return open_container(bundle)[1]
+
+
+def open_container(bundle: str) -> tuple[OciConfig, Root]:
+    """Return the config of the container in *bundle*, and its root, opened for all that follows.
 
     Raises BundleError if config.json names none that can be a container's.
     """
@@ -101,7 +108,7 @@ def open_root(bundle: str) -> Root:
         raise _unusable(bundle, f'root.path "{path}": {error.strerror}') from error
     if opened.is_host_root():
         raise _unusable(bundle, f'root.path "{path}" is the root of the host')
-    return opened
+    return document, opened
 
 
 def _is_plain(path: str) -> bool:

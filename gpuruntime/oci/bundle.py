@@ -7,10 +7,10 @@ that are no UTF-8). Such a document is never edited, since what we add might not
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 
+from cdi import strictjson
 from gpuruntime.errors import BundleError
 
 TYPE_CHECKING = False
@@ -135,7 +135,7 @@ class Bundle:
         """
         temporary = f".{self._name}.{os.urandom(8).hex()}"
         try:
-            data = json.dumps(config, ensure_ascii=False, separators=(",", ":")).encode()
+            data = strictjson.dumps(config, ascii_only=False).encode()
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             fd = os.open(temporary, flags, 0o600, dir_fd=self._dirfd)
         except UnicodeEncodeError as error:
@@ -196,9 +196,7 @@ def parse(data: bytes) -> tuple[OciConfig, str | None]:
         doubts.append(f"no UTF-8 at byte {error.start}")
         text = data.decode("utf-8", "surrogateescape")
     try:
-        config = json.loads(
-            text, object_pairs_hook=members, parse_float=number, parse_constant=_refuse
-        )
+        config = strictjson.loads(text, pairs=members, parse_float=number, parse_constant=_refuse)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if not isinstance(config, dict):
@@ -206,12 +204,34 @@ def parse(data: bytes) -> tuple[OciConfig, str | None]:
     if _depth_exceeds(config, MAX_DEPTH):
         doubts.append(f"nested deeper than {MAX_DEPTH}")
     if not doubts:
-        doubts += _shape_doubts(config)
+        doubts += _shape_doubts(config) or _nul_doubts(config, text)
     return config, doubts[0] if doubts else None
 
 
 def _refuse(constant: str) -> float:
     raise ValueError(f"{constant} is no JSON number")
+
+
+def _nul_doubts(config: OciConfig, source: str) -> list[str]:
+    """Return whether a text that we read of *config*, whose shape is right, ends early for C."""
+    if "\\u0000" not in source:
+        return []
+    document: dict[str, Any] = config
+    process, linux = document.get("process") or {}, document.get("linux") or {}
+    todo: list[object] = [
+        *(document.get(name) for name in ("hooks", "mounts", "root")),
+        *(process.get("env"), process.get("args"), linux.get("devices")),
+    ]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, str):
+            if "\0" in item:
+                return ["a text has a NUL, where it ends for some"]
+        elif isinstance(item, dict):
+            todo += [*item.keys(), *item.values()]
+        elif isinstance(item, list):
+            todo += item
+    return []
 
 
 def _depth_exceeds(value: object, limit: int) -> bool:
@@ -242,11 +262,11 @@ def _shape_doubts(config: OciConfig) -> list[str]:
             doubts.append(f"{where} is not an object")
             continue
         spelled = {name.casefold(): name for name in known}
-        # Go takes a long s and the sign of kelvin for letters, too.
+        # Go takes a long s and the sign of kelvin for letters, too; for C a name ends at a NUL.
         doubts += [
-            f'member "{key}" is a misspelled "{spelled[key.casefold()]}"'
+            f'member "{key}" is a misspelled "{spelled[_as_read(key)]}"'
             for key in value
-            if key not in known and key.casefold() in spelled
+            if key not in known and _as_read(key) in spelled
         ]
         doubts += [
             f"{where or 'config'}.{name} is not a list of objects"
@@ -254,6 +274,11 @@ def _shape_doubts(config: OciConfig) -> list[str]:
             if not _is_list_of_objects(value.get(name))
         ]
     return doubts or _item_doubts(config) or _value_doubts(config)
+
+
+def _as_read(name: str) -> str:
+    """Return what stands for *name* whoever reads it."""
+    return name.partition("\0")[0].casefold()
 
 
 def _item_doubts(config: OciConfig) -> list[str]:
@@ -271,10 +296,10 @@ def _item_doubts(config: OciConfig) -> list[str]:
     if isinstance(capabilities, dict):
         objects.append(capabilities)
     return [
-        f'member "{key}" is a misspelled "{_SPELLED[key.casefold()]}"'
+        f'member "{key}" is a misspelled "{_SPELLED[_as_read(key)]}"'
         for item in objects
         for key in item
-        if key not in _READ and key.casefold() in _SPELLED
+        if key not in _READ and _as_read(key) in _SPELLED
     ]
 
 

@@ -15,6 +15,7 @@ import stat
 from gpuruntime.errors import MountError
 from gpuruntime.record import Record
 from gpuruntime.system import syscalls
+from gpuruntime.system.mounts import stop_propagation
 from gpuruntime.system.paths import MAX_LINKS
 from gpuruntime.system.syscalls import SyscallError
 
@@ -79,7 +80,7 @@ class BindMount(Record):
         for option in self.options:
             attributes |= _ATTRIBUTES.get(option, 0)
         tree_too = syscalls.AT_RECURSIVE if "rbind" in self.options else 0
-        clone = syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC | tree_too
+        clone = syscalls.OPEN_TREE_CLONE | tree_too
         tree = syscalls.open_tree(syscalls.AT_FDCWD, self.host_path, clone)
         try:
             flags = syscalls.AT_EMPTY_PATH | tree_too
@@ -101,7 +102,7 @@ class BindMount(Record):
             if (there.st_dev, there.st_ino) == (status.st_dev, status.st_ino):
                 # Another hook has been here before, or a volume has it.
                 return
-            _stop_propagation(place, target)
+            stop_propagation(place, target)
             syscalls.move_mount(tree, target)
         finally:
             os.close(target)
@@ -143,33 +144,3 @@ def _make_file(place: int, name: str) -> None:
 
 def _make_directory(place: int, name: str) -> None:
     os.mkdir(name, 0o755, dir_fd=place)
-
-
-def _stop_propagation(place: int, target: int) -> None:
-    """Keep what is mounted on *target*, in the directory *place*, from reaching the host.
-
-    As gpuruntime.system.mounts does, but up from what is mounted on, by descriptors: the place can
-    be another by now than the one that its path leads to.
-    """
-    if _make_slave(target):
-        return
-    fd = os.dup(place)
-    try:
-        # At the latest, the container's root is the root of a mount.
-        while not _make_slave(fd):
-            above = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
-            os.close(fd)
-            fd = above
-    finally:
-        os.close(fd)
-
-
-def _make_slave(fd: int) -> bool:
-    """Make the mount of which *fd* is the root a slave; tell whether it is the root of one."""
-    try:
-        syscalls.mount_setattr(fd, 0, syscalls.MS_SLAVE)
-    except SyscallError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return False
-    return True

@@ -77,8 +77,7 @@ class LoaderCache(Record):
         old, what = None, CACHE
         try:
             there, old = self._read_cache(root)
-            entries = (*first, *self.entries)
-            new = ldcache.merge(old, entries, keep_first=drop_in.listed_before(root))
+            old, new = self._merge(root, there, old, (*first, *self.entries))
             may_write = new == there or _write_cache(root, new)
             what = drop_in.DIRECTORY
             # Where the cache can only be covered, there is no ldconfig that could run.
@@ -108,11 +107,26 @@ class LoaderCache(Record):
         except (OSError, LdcacheError) as error:
             if not self.ldconfig or (isinstance(error, OSError) and error.errno != errno.EFBIG):
                 raise
-            # A module of its own: hardly any start needs it.
-            from gpuruntime.system import sandbox  # noqa: PLC0415
-
-            return there, sandbox.build_cache(root, self.ldconfig)
+            return there, _build_cache(root, self.ldconfig)
         return there, there
+
+    def _merge(
+        self,
+        root: Root,
+        there: bytes | None,
+        old: bytes | None,
+        entries: tuple[ldcache.Entry, ...],
+    ) -> tuple[bytes | None, bytes]:
+        """Return what was merged with, *old* or else ldconfig's, and what came of it."""
+        keep_first = drop_in.listed_before(root)
+        try:
+            return old, ldcache.merge(old, entries, keep_first=keep_first)
+        except LdcacheError:
+            # What ldconfig has made already will not be better a second time.
+            if not self.ldconfig or old is not there:
+                raise
+        old = _build_cache(root, self.ldconfig)
+        return old, ldcache.merge(old, entries, keep_first=keep_first)
 
     def _not_found_without(self, root: Root, image: bytes | None) -> list[str]:
         """Return the libraries that the loader finds neither by itself nor in *image*, a cache."""
@@ -168,6 +182,13 @@ def _read_cache(root: Root) -> bytes | None:
         return read_regular(fd, CACHE, MAX_CACHE_BYTES)
     finally:
         os.close(fd)
+
+
+def _build_cache(root: Root, ldconfig: str) -> bytes:
+    # A module of its own: hardly any start needs it.
+    from gpuruntime.system import sandbox  # noqa: PLC0415
+
+    return sandbox.build_cache(root, ldconfig)
 
 
 def _refuse_damage(root: Root, cache: bytes | None) -> None:

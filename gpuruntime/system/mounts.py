@@ -44,7 +44,7 @@ def cover(root: Root, path: str, content: bytes, mode: int) -> bool:
         except FileNotFoundError:
             return False
         try:
-            _cover(root, directory, (place, target), (content, mode))
+            _cover((place, target), (content, mode))
         except SyscallError as error:
             if error.errno != errno.ENOSYS:
                 raise
@@ -63,9 +63,45 @@ def mount_id(fd: int) -> int:
         return int(next(line for line in lines if line.startswith("mnt_id:"))[len("mnt_id:") :])
 
 
-def _cover(root: Root, directory: str, fds: tuple[int, int], file: tuple[bytes, int]) -> None:
+def is_of_host(root: Root, fd: int) -> bool:
+    """Tell whether *fd* is on a mount below *root* of a file system that the host has as well.
+
+    As a volume, or `/dev` of the host: whose files they are is not for the container to say.
+    """
+    wanted = mount_id(fd)
+    if wanted == mount_id(root.fd):
+        return False
+    below = f"{_place_of(root)}/"
+    mounts = _listed()
+    devices = {device for number, device, _ in mounts if number == str(wanted)}
+    elsewhere = {device for _, device, point in mounts if not point.startswith(below)}
+    return not devices or bool(devices & elsewhere)
+
+
+def _listed() -> list[tuple[str, str, str]]:
+    """Return number, device and place of each mount of this process."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+        fields = [line.split(" ", 5) for line in lines]
+    return [(number, device, point) for number, _, device, _, point, _ in fields]
+
+
+def _place_of(root: Root) -> str:
+    """Return where *root* is, as the kernel writes it in mountinfo."""
+    path = os.readlink(f"/proc/self/fd/{root.fd}")
+    for character in "\\ \t\n":
+        path = path.replace(character, f"\\{ord(character):03o}")
+    return path
+
+
+def count_on(root: Root) -> int:
+    """Return how many mounts this process has on the directory of *root*."""
+    place = _place_of(root)
+    return sum(point == place for _, _, point in _listed())
+
+
+def _cover(fds: tuple[int, int], file: tuple[bytes, int]) -> None:
     place, target = fds
-    stop_propagation(root, directory)
+    _stop_both(place, target, _make_slave)
     mounted = _file_mount(place, *file)
     try:
         syscalls.move_mount(mounted, target)
@@ -73,32 +109,56 @@ def _cover(root: Root, directory: str, fds: tuple[int, int], file: tuple[bytes, 
         os.close(mounted)
 
 
-def stop_propagation(root: Root, path: str) -> None:
-    """Keep what is mounted below *path* of the container from reaching the host; Linux 5.12."""
-    _stop_propagation(root, path, lambda fd: syscalls.mount_setattr(fd, 0, syscalls.MS_SLAVE))
-
-
-def _stop_propagation(root: Root, path: str, make_slave: Callable[[int], None]) -> None:
-    """Keep what is mounted below *path* of the container from reaching the host.
+def stop_propagation(place: int, target: int) -> None:
+    """Keep what is mounted on *target*, in the directory *place*, from reaching the host.
 
     Where the container shares mounts with the host (`rshared`), ours would appear there and stay.
-    As a slave the mount still receives.
+    As a slave the mount still receives. By descriptors: the place can be another by now than the
+    one that its path leads to. Raises OSError, with ENOSYS before Linux 5.12.
     """
-    while True:
-        fd = root.open_path(path)
-        try:
-            make_slave(fd)
-        except SyscallError as error:
-            # Not the root of a mount: the one that this directory is in begins further up.
-            if error.errno != errno.EINVAL:
-                raise
-        else:
-            return
-        finally:
+    if not _make_slave(target):
+        _stop_above(place, _make_slave)
+
+
+def _stop_both(place: int, target: int, make_slave: Callable[[int], bool]) -> None:
+    """As `stop_propagation`, where something is mounted on the directory *place* as well."""
+    make_slave(target)
+    _stop_above(place, make_slave)
+
+
+def _stop_above(place: int, make_slave: Callable[[int], bool]) -> None:
+    """Make the mount that the directory *place* is in a slave."""
+    fd = os.dup(place)
+    try:
+        # At the latest, the container's root is the root of a mount.
+        while not make_slave(fd):
+            above = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
             os.close(fd)
-        if path == "/":
-            return
-        path = posixpath.dirname(path)
+            fd = above
+    finally:
+        os.close(fd)
+
+
+def _make_slave(fd: int) -> bool:
+    """Make the mount of which *fd* is the root a slave; tell whether it is the root of one."""
+    try:
+        syscalls.mount_setattr(fd, 0, syscalls.MS_SLAVE)
+    except SyscallError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    return True
+
+
+def _make_slave_by_path(fd: int) -> bool:
+    """Do with mount(2) what `_make_slave` does."""
+    try:
+        syscalls.mount("", fd, "", syscalls.MS_SLAVE)
+    except SyscallError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    return True
 
 
 def _file_mount(place: int, content: bytes, mode: int) -> int:
@@ -113,8 +173,7 @@ def _file_mount(place: int, content: bytes, mode: int) -> int:
         syscalls.mount_setattr(tmpfs, _ATTRIBUTES)
         syscalls.move_mount(tmpfs, place)
         try:
-            clone = syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC
-            mounted = syscalls.open_tree(tmpfs, _FILE, clone)
+            mounted = syscalls.open_tree(tmpfs, _FILE, syscalls.OPEN_TREE_CLONE)
         finally:
             syscalls.umount_detached(tmpfs)
     finally:
@@ -129,7 +188,7 @@ def _cover_by_path(
     """Do with mount(2) what `_cover` does; return device and inode of the file."""
     place, target = fds
     content, mode = file
-    _stop_propagation(root, directory, lambda fd: syscalls.mount("", fd, "", syscalls.MS_SLAVE))
+    _stop_both(place, target, _make_slave_by_path)
     source = f"gpuruntime-{os.urandom(8).hex()}"
     syscalls.mount(source, place, "tmpfs", _FLAGS, f"size={_size(content)},mode=0755")
     tmpfs = root.open_directory(directory)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 
 PARAMS = "/proc/driver/nvidia/params"
+DEVICES = "/proc/devices"
 MAX_PARAMS_BYTES = 64 << 10
 _MODIFIED, _MASKED = b"ModifyDeviceFiles: 1", b"ModifyDeviceFiles: 0"
 PROFILES = "/etc/nvidia/nvidia-application-profiles-rc.d"
@@ -129,6 +130,8 @@ def _masked_params() -> bytes | None:
     try:
         fd = os.open(PARAMS, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
+        # Without the driver's module. But not in a /proc that has the processes alone.
+        os.close(os.open(DEVICES, os.O_PATH | os.O_CLOEXEC))
         return None
     try:
         # One read gives a file of /proc whole.
@@ -220,18 +223,29 @@ class Chmod(Record):
     def execute(self, root: Root, warn: Callable[[str], None]) -> None:
         """Carry it out below *root*, if there is such a path. It never keeps one from starting."""
         try:
-            fd = root.open_path(self.path)
+            fd = root.open_name(self.path)
             try:
                 status = os.fstat(fd)
-                if stat.S_IMODE(status.st_mode) == self.mode:
+                is_link = stat.S_ISLNK(status.st_mode)
+                if not is_link and stat.S_IMODE(status.st_mode) == self.mode:
                     return
-                if not stat.S_ISDIR(status.st_mode) and status.st_nlink > 1:
-                    # The other name may be a file that is not the container's.
-                    warn(f'"{self.path}" in the container has several names, and keeps its mode')
+                why = _why_not_ours(root, fd, status)
+                if why:
+                    warn(f'"{self.path}" in the container {why}, and keeps its mode')
                     return
                 change_mode(fd, self.mode)
             finally:
                 os.close(fd)
         except OSError as error:
             if error.errno != errno.ENOENT:
-                warn(f'cannot change the mode of "{self.path}" in the container: {error}')
+                warn(f'cannot change the mode of "{self.path}" in the container: {error.strerror}')
+
+
+def _why_not_ours(root: Root, fd: int, status: os.stat_result) -> str:
+    """Return why the mode of *fd* may be for others than the container to set, "" if it is not."""
+    if stat.S_ISLNK(status.st_mode):
+        return "is a link"
+    if not stat.S_ISDIR(status.st_mode) and status.st_nlink > 1:
+        # The other name may be a file that is not the container's.
+        return "has several names"
+    return "is on a mount of the host's" if mounts.is_of_host(root, fd) else ""

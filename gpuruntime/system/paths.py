@@ -14,6 +14,7 @@ import os
 import stat
 import struct
 import time
+from itertools import islice
 
 from gpuruntime.system import syscalls
 from gpuruntime.system.syscalls import SyscallError
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
 MAX_LINKS = 40
 MAX_TRIES = 128
 _TEMPORARY = ".gpuruntime."
+# As much of a name as has room between the others in a temporary name, of 255 bytes.
+_MAX_STEM_CHARS = 50
+# How many names are looked at for what a killed hook has left.
+_MAX_LOOKED_AT = 10_000
+# What a name that was random meets where somebody else took it away.
+_LOST = (errno.EEXIST, errno.ENOENT, errno.EAGAIN)
 # What the temporary name meets where it is not ours alone, or too long.
 _TAKEN = (
     *(errno.EEXIST, errno.ENOENT, errno.EISDIR, errno.EPERM, errno.EAGAIN, errno.ENAMETOOLONG),
@@ -33,6 +40,9 @@ _TAKEN = (
 # others in /proc refuses to be followed: EACCES.
 LEADS_NOWHERE = (*(errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EACCES),)
 _O_PATH = os.O_PATH | os.O_CLOEXEC
+# EPERM is what an old seccomp profile answers instead of ENOSYS.
+_NO_OPENAT2 = (errno.ENOSYS, errno.EPERM)
+_OF_PROC = ("self/fd", "self/fdinfo", "self/mountinfo")
 _FLAGS_OF_INODE = 0x80086601  # FS_IOC_GETFLAGS
 _APPEND_ONLY = 0x20
 _O_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -65,18 +75,25 @@ class Root:
         if not self._has_openat2:
             return self._walk(path)[0]
         flags = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_MAGICLINKS
-        for _ in range(MAX_TRIES):
-            try:
-                return syscalls.openat2(self.fd, path.lstrip("/") or ".", _O_PATH, flags)
-            except SyscallError as error:
-                # EPERM is what an old seccomp profile answers instead of ENOSYS.
-                if error.errno in (errno.ENOSYS, errno.EPERM):
-                    self._has_openat2 = False
-                    return self._walk(path)[0]
-                if error.errno != errno.EAGAIN:
-                    raise
-            time.sleep(0.0005)
-        raise SyscallError(errno.EAGAIN, f'openat2("{path}")')
+        try:
+            return _openat2(self.fd, path.lstrip("/") or ".", flags)
+        except SyscallError as error:
+            if error.errno not in _NO_OPENAT2:
+                raise
+        self._has_openat2 = False
+        return self._walk(path)[0]
+
+    def open_name(self, path: str) -> int:
+        """Return an O_PATH descriptor of what has the name *path*, a link itself if it is one.
+
+        Links in the directory's path are followed inside the root. Raises OSError as `open_path`.
+        """
+        directory, _, name = path.rpartition("/")
+        place = self.open_path(directory)
+        try:
+            return os.open(name, _O_PATH | os.O_NOFOLLOW, dir_fd=place)
+        finally:
+            os.close(place)
 
     def resolve(self, path: str) -> tuple[int, str]:
         """Return a descriptor as `open_path` does, and the path without links that led there.
@@ -98,10 +115,10 @@ class Root:
             while todo:
                 part = todo.pop()
                 if part == ".":
-                    _require_directory(stack[-1])
+                    _require_directory(stack[-1], path)
                     continue
                 if part == "..":
-                    _require_directory(stack[-1])
+                    _require_directory(stack[-1], path)
                     if len(stack) > 1:
                         os.close(stack.pop())
                         names.pop()
@@ -126,7 +143,7 @@ class Root:
                     todo.append(".")
                 todo += [p for p in target.split("/") if p][::-1]
             if must_be_directory:
-                _require_directory(stack[-1])
+                _require_directory(stack[-1], path)
             return stack.pop(), "/" + "/".join(names)
         finally:
             for fd in stack:
@@ -186,9 +203,43 @@ class Root:
             os.close(fd)
 
 
-def _require_directory(fd: int) -> None:
+def _openat2(dirfd: int, path: str, resolve: int) -> int:
+    """Return an O_PATH descriptor of *path*; raise SyscallError, EAGAIN after many tries."""
+    for _ in range(MAX_TRIES):
+        try:
+            return syscalls.openat2(dirfd, path, _O_PATH, resolve)
+        except SyscallError as error:
+            if error.errno != errno.EAGAIN:
+                raise
+        time.sleep(0.0005)
+    raise SyscallError(errno.EAGAIN, f'openat2("{path}")')
+
+
+def _require_directory(fd: int, path: str) -> None:
     if not stat.S_ISDIR(os.fstat(fd).st_mode):
-        raise SyscallError(errno.ENOTDIR, "walk")
+        raise SyscallError(errno.ENOTDIR, f'walk("{path}")')
+
+
+def require_proc() -> None:
+    """Raise OSError unless /proc is the kernel's, and nothing is mounted over what we use of it.
+
+    Descriptors are named by it where there is no other way: behind a name could be anything.
+    """
+    proc = os.open("/proc", _O_DIRECTORY)
+    try:
+        if syscalls.kind_of(proc) != syscalls.PROC_SUPER_MAGIC:
+            raise SyscallError(errno.EXDEV, 'fstatfs("/proc"), which is no procfs')
+        for name in _OF_PROC:
+            try:
+                os.close(_openat2(proc, name, syscalls.RESOLVE_NO_XDEV))
+            except SyscallError as error:
+                if error.errno not in _NO_OPENAT2:
+                    raise SyscallError(error.errno or 0, f'open "{name}" of /proc') from error
+                # What is mounted there is of another file system, most likely.
+                if os.stat(name, dir_fd=proc).st_dev != os.fstat(proc).st_dev:
+                    raise SyscallError(errno.EXDEV, f'open "{name}" of /proc') from error
+    finally:
+        os.close(proc)
 
 
 def reopen(fd: int, flags: int) -> int:
@@ -203,7 +254,11 @@ def read_regular(fd: int, name: str, max_bytes: int) -> bytes:
         raise SyscallError(errno.EINVAL, f'read("{name}"), which is no regular file')
     if status.st_size > max_bytes:
         raise SyscallError(errno.EFBIG, f'read("{name}")')
-    reader = reopen(fd, os.O_RDONLY)
+    try:
+        reader = reopen(fd, os.O_RDONLY)
+    except OSError as error:
+        # It has the name of the descriptor, which says nothing.
+        raise SyscallError(error.errno or errno.EIO, f'read("{name}")') from error
     try:
         data = b""
         while len(data) <= max_bytes:
@@ -261,8 +316,9 @@ def _require_removable(dirfd: int) -> None:
 def replace_file(dirfd: int, name: str, data: bytes, mode: int) -> None:
     """Put a new file *name* with *data* into *dirfd*: created under another name, then renamed.
 
-    What stands there, link or file, is replaced and never written through. Raises OSError, with
-    nothing left behind.
+    What stands there, link or file, is replaced and never written through. Nobody else uses that
+    other name, or the half of a file could be put in place; what a hook that was killed has left,
+    the next one takes away. Raises OSError, with nothing left behind.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -279,13 +335,39 @@ def replace_file(dirfd: int, name: str, data: bytes, mode: int) -> None:
         finally:
             os.close(fd)
 
-    _replace(dirfd, name, put)
+    _require_removable(dirfd)
+    stem = f"{_TEMPORARY}{name[:_MAX_STEM_CHARS]}"
+    _remove_leftovers(dirfd, stem)
+    for _ in range(MAX_TRIES):
+        try:
+            _put_and_rename(dirfd, f"{stem}.{os.urandom(8).hex()}", name, put)
+        except OSError as error:
+            # Another hook took it for a leftover.
+            if error.errno not in _LOST:
+                raise
+            lost = error
+        else:
+            return
+    raise lost
+
+
+def _remove_leftovers(dirfd: int, stem: str) -> None:
+    """Take the temporary names of *stem* out of *dirfd*, as far as that can be."""
+    with os.scandir(dirfd) as entries:
+        names = [entry.name for entry in islice(entries, _MAX_LOOKED_AT)]
+    for name in names:
+        if name == stem or name.startswith(f"{stem}."):
+            try:
+                os.unlink(name, dir_fd=dirfd)
+            except OSError:
+                # A directory, or another hook was first: ours has a name of its own.
+                pass
 
 
 def replace_link(dirfd: int, name: str, target: str) -> bool:
     """Make *name* in *dirfd* a link to *target*, atomically; tell whether it was not one already.
 
-    A directory in the way raises OSError and stays.
+    A directory in the way raises OSError, with nothing left behind, and stays.
     """
     try:
         if os.readlink(name, dir_fd=dirfd) == target:
@@ -299,17 +381,10 @@ def replace_link(dirfd: int, name: str, target: str) -> bool:
         os.symlink(target, temporary, dir_fd=dirfd)
         return _identity(os.stat(temporary, dir_fd=dirfd, follow_symlinks=False))
 
-    _replace(dirfd, name, put)
-    return True
-
-
-def _replace(dirfd: int, name: str, put: Callable[[str], tuple[int, int]]) -> None:
-    """Rename over *name* what *put* makes under another name; raise OSError, nothing left behind.
-
-    The other name is the same each time: what a hook that was killed has left there, the next one
-    takes away. Where another hook is at it, or a directory has the name, it is a random one.
-    """
     _require_removable(dirfd)
+    # A link is whole from the first. So its other name can be the same each time: what a hook that
+    # was killed has left there, the next one takes away. Where another hook is at it, or a
+    # directory has the name, it is a random one.
     temporary = f"{_TEMPORARY}{name}"
     try:
         remove_name(dirfd, temporary)
@@ -318,6 +393,7 @@ def _replace(dirfd: int, name: str, put: Callable[[str], tuple[int, int]]) -> No
         if error.errno not in _TAKEN:
             raise
         _put_and_rename(dirfd, f"{_TEMPORARY}{os.urandom(8).hex()}", name, put)
+    return True
 
 
 def _put_and_rename(

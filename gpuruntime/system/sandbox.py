@@ -8,10 +8,10 @@ tmpfs of ours can be written; what it wrote there is put into the container by u
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # signal without enum
 import fcntl
 import os
 import resource
-import signal
 import stat
 import struct
 import time
@@ -171,7 +171,7 @@ def _end(child: int) -> None:
     """End *child* and its group; with the init of a process namespace, all in it ends."""
     for kill in (os.killpg, os.kill):
         try:
-            kill(child, signal.SIGKILL)
+            kill(child, _signal.SIGKILL)
         except ProcessLookupError:
             # It has not made its group yet.
             continue
@@ -206,8 +206,7 @@ def _enter(root: Root, output: int, place: str) -> None:
     syscalls.mount("", host, "", syscalls.MS_REC | syscalls.MS_PRIVATE)
     here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     recursive = syscalls.AT_EMPTY_PATH | syscalls.AT_RECURSIVE
-    clone = syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC
-    tree = syscalls.open_tree(here, "", clone | recursive)
+    tree = syscalls.open_tree(here, "", syscalls.OPEN_TREE_CLONE | recursive)
     syscalls.mount_setattr(tree, _READ_ONLY, flags=recursive)
     syscalls.move_mount(tree, here)
     os.fchdir(tree)

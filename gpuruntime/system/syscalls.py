@@ -6,13 +6,14 @@ Each failure is a SyscallError that shows the call with its arguments.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # signal without enum
 import ctypes
 import errno
 import os
-import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 AT_FDCWD = -100
@@ -39,6 +40,7 @@ FSOPEN_CLOEXEC = 1
 FSMOUNT_CLOEXEC = 1
 FSCONFIG_SET_STRING = 1
 FSCONFIG_CMD_CREATE = 6
+RESOLVE_NO_XDEV = 0x01
 RESOLVE_NO_MAGICLINKS = 0x02
 RESOLVE_IN_ROOT = 0x10
 PR_SET_PDEATHSIG = 1
@@ -51,6 +53,8 @@ CLONE_NEWIPC = 0x08000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 _CAPABILITY_VERSION = 0x20080522
+_MAX_CAPABILITIES = 64
+PROC_SUPER_MAGIC = 0x9FA0
 MNT_DETACH = 2
 
 # Above 423 the numbers are the same on every architecture.
@@ -71,6 +75,10 @@ _syscall.restype = ctypes.c_long
 _libc.mount.argtypes = [ctypes.c_char_p] * 3 + [ctypes.c_ulong, ctypes.c_char_p]
 _libc.umount2.argtypes = [ctypes.c_char_p, ctypes.c_int]
 _libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+_libc.unshare.argtypes = [ctypes.c_int]
+_libc.setns.argtypes = [ctypes.c_int, ctypes.c_int]
+_libc.capset.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+_libc.fstatfs.argtypes = [ctypes.c_int, ctypes.c_void_p]
 
 
 class SyscallError(OSError):
@@ -95,6 +103,14 @@ def _call(name: str, *arguments: Any) -> int:  # noqa: ANN401 (ctypes values)
         if code != errno.EINTR:
             shown = ", ".join(str(a) if isinstance(a, (int, bytes)) else "..." for a in arguments)
             raise SyscallError(code, f"{name}({shown})")
+
+
+def _check(call: Callable[[], int], shown: str) -> None:
+    """Make a *call* of the C library, again after EINTR; raise SyscallError, which shows it."""
+    while call() != 0:
+        code = ctypes.get_errno()
+        if code != errno.EINTR:
+            raise SyscallError(code, shown)
 
 
 class _OpenHow(ctypes.Structure):
@@ -128,8 +144,8 @@ def openat2(dirfd: int, path: str, flags: int, resolve: int, mode: int = 0) -> i
 
 
 def open_tree(dirfd: int, path: str, flags: int) -> int:
-    """Return a descriptor of the mount tree at *path*; open_tree(2)."""
-    return _call("open_tree", dirfd, _c_string(path), flags)
+    """Return a descriptor of the mount tree at *path*, closed on exec; open_tree(2)."""
+    return _call("open_tree", dirfd, _c_string(path), flags | OPEN_TREE_CLOEXEC)
 
 
 def move_mount(from_fd: int, to_fd: int) -> None:
@@ -161,14 +177,15 @@ def new_tmpfs(size_bytes: int, attributes: int) -> int:
 def mount(source: str, target_fd: int, kind: str, flags: int, data: str = "") -> None:
     """Mount on what *target_fd* stands for; mount(2), for kernels without the calls above."""
     target = b"/proc/self/fd/%d" % target_fd
-    if _libc.mount(_c_string(source), target, _c_string(kind), flags, _c_string(data)) != 0:
-        raise SyscallError(ctypes.get_errno(), f"mount({source}, {target_fd}, {kind}, {flags:#x})")
+    arguments = _c_string(source), target, _c_string(kind), flags, _c_string(data)
+    shown = f"mount({source}, {target_fd}, {kind}, {flags:#x})"
+    _check(lambda: int(_libc.mount(*arguments)), shown)
 
 
 def umount_detached(fd: int) -> None:
     """Take the mount *fd* out of the tree, now or when it is last used; umount2(2), MNT_DETACH."""
-    if _libc.umount2(b"/proc/self/fd/%d" % fd, MNT_DETACH) != 0:
-        raise SyscallError(ctypes.get_errno(), f"umount2({fd}, MNT_DETACH)")
+    target = b"/proc/self/fd/%d" % fd
+    _check(lambda: int(_libc.umount2(target, MNT_DETACH)), f"umount2({fd}, MNT_DETACH)")
 
 
 def close_range(first: int) -> None:
@@ -181,41 +198,49 @@ def close_range(first: int) -> None:
         os.closerange(first, os.sysconf("SC_OPEN_MAX"))
 
 
+def _prctl(option: int, value: int, shown: str) -> None:
+    _check(lambda: int(_libc.prctl(option, value, 0, 0, 0)), shown)
+
+
 def die_with_parent() -> None:
     """Have the kernel end this process when its parent ends; prctl(2), PR_SET_PDEATHSIG."""
-    if _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise SyscallError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG, SIGKILL)")
+    _prctl(PR_SET_PDEATHSIG, _signal.SIGKILL, "prctl(PR_SET_PDEATHSIG, SIGKILL)")
 
 
 def set_undumpable() -> None:
     """Forbid others of our uid to look into this process; prctl(2), PR_SET_DUMPABLE."""
-    if _libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
-        raise SyscallError(ctypes.get_errno(), "prctl(PR_SET_DUMPABLE, 0)")
+    _prctl(PR_SET_DUMPABLE, 0, "prctl(PR_SET_DUMPABLE, 0)")
 
 
 def unshare(flags: int) -> None:
     """Give this process namespaces of its own, those of CLONE_NEW* *flags*; unshare(2)."""
-    if _libc.unshare(flags) != 0:
-        raise SyscallError(ctypes.get_errno(), f"unshare({flags:#x})")
+    _check(lambda: int(_libc.unshare(flags)), f"unshare({flags:#x})")
 
 
 def setns(fd: int, kind: int) -> None:
     """Enter the namespace *fd*, which is of the CLONE_NEW* *kind*; setns(2)."""
-    if _libc.setns(fd, kind) != 0:
-        raise SyscallError(ctypes.get_errno(), f"setns({kind:#x})")
+    _check(lambda: int(_libc.setns(fd, kind)), f"setns({kind:#x})")
 
 
 def drop_privileges() -> None:
     """Give up every capability, also for programs that are executed; capset(2), prctl(2)."""
-    capability = 0
-    while _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
-        capability += 1
-    # The kernel has no more of them.
-    if ctypes.get_errno() != errno.EINVAL:
-        raise SyscallError(ctypes.get_errno(), f"prctl(PR_CAPBSET_DROP, {capability})")
+    for capability in range(_MAX_CAPABILITIES):
+        try:
+            _prctl(PR_CAPBSET_DROP, capability, f"prctl(PR_CAPBSET_DROP, {capability})")
+        except SyscallError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            # The kernel has no more of them.
+            break
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
     none = (ctypes.c_uint32 * 6)()
-    if _libc.capset(header, none) != 0:
-        raise SyscallError(ctypes.get_errno(), "capset(none)")
-    if _libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
-        raise SyscallError(ctypes.get_errno(), "prctl(PR_SET_NO_NEW_PRIVS, 1)")
+    _check(lambda: int(_libc.capset(header, none)), "capset(none)")
+    _prctl(PR_SET_NO_NEW_PRIVS, 1, "prctl(PR_SET_NO_NEW_PRIVS, 1)")
+
+
+def kind_of(fd: int) -> int:
+    """Return the magic number of the file system that *fd* is on; fstatfs(2)."""
+    # struct statfs has 120 bytes at most, of which the first word says it.
+    status = (ctypes.c_long * 32)()
+    _check(lambda: int(_libc.fstatfs(fd, status)), f"fstatfs({fd})")
+    return int(status[0])

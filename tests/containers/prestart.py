@@ -341,6 +341,12 @@ def hook_alone(bench: Bench) -> dict[str, Any]:
         with configured({MODE: mode}):
             found[f"not granted, {mode}"] = bench.case(plain=True)
             found[f"unasked, {mode}"] = bench.case(plain=True, devices=None)
+    with configured({MODE: "legacy", "missing-gpu": "warn"}):
+        found["not granted, warn"] = bench.case(plain=True)
+        found["no such GPU, warn"] = bench.case(plain=True, devices="63")
+        found["requirement, warn"] = bench.case(plain=True, more=(REQUIREMENT,))
+    with configured({MODE: "legacy"}):
+        found["no such GPU"] = bench.case(plain=True, devices="63")
     bench.prestart = []
     return found
 

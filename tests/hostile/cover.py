@@ -61,10 +61,15 @@ def prepare(work: Path, kind: str) -> tuple[Path, Path]:
         cache.mkdir()
     elif kind != "missing":
         cache.write_bytes(victim.read_bytes())
+    if kind == "shared_file":
+        # A volume that is this one file, and that the host shares.
+        run("mount", "--bind", victim, victim)
+        run("mount", "--make-shared", victim)
+        run("mount", "--bind", victim, cache)
     if kind == "root":
         run("mount", "-o", "remount,bind,ro", root)
     elif kind != "writable":
-        run("mount", "--bind", etc, etc)
+        run("mount", "--rbind", etc, etc)
         run("mount", "-o", "remount,bind,ro", etc)
     return root, victim
 

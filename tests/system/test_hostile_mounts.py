@@ -74,6 +74,18 @@ def test_link_13_a_cache_that_cannot_be_written_is_covered(
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("way", ["OPENAT2", "WALK"])
+def test_ns_01_a_cache_that_is_a_shared_mount_of_its_own(
+    tmp_path: Path, way: str, kernel: str
+) -> None:
+    """What is mounted on it belongs to that mount, whatever the directory is on."""
+    first = run("cover.py", tmp_path, "shared_file", way, KERNELS[kernel])["first"]
+    assert first["refused"] == ""
+    (line,) = first["new"]
+    assert line.split()[4] == f"{tmp_path}/work/root/etc/ld.so.cache"
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("kind", ["missing", "directory"])
 def test_link_13_where_nothing_can_be_covered_it_is_refused(
     tmp_path: Path, kind: str, kernel: str
@@ -94,13 +106,13 @@ def test_a_cache_that_can_be_written_is_not_covered(tmp_path: Path) -> None:
     assert seen["etc"] == ["ld.so.cache", "ld.so.conf", "ld.so.conf.d"]
 
 
-@pytest.mark.parametrize("kind", ["link", "shared", "etc"])
+@pytest.mark.parametrize("kind", ["link", "shared", "shared_file", "etc"])
 def test_link_13_control_a_mount_by_path(tmp_path: Path, kind: str) -> None:
     """It follows the link, reaches the twin of a shared mount, and lets everybody write."""
     (line, *others) = run("cover.py", tmp_path, kind, "STRING", "")["first"]["new"]
     if kind == "link":
         assert line.split()[4].endswith("/outside/victim")
-    elif kind == "shared":
+    elif kind.startswith("shared"):
         assert others
     else:
         assert "ro" not in options(line)

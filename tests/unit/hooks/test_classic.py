@@ -172,6 +172,51 @@ def test_what_enable_cuda_compat_found_is_in_the_cache(tmp_path: Path) -> None:
     assert drop_in.COMPAT in CompatInUse().describe()
 
 
+def compat_hook(*words: object) -> dict[str, object]:
+    """Return the hooks of a container that has one with *words*."""
+    return {"createContainer": [{"path": "/h"}, {"path": "/h", "args": ["h", *words]}]}
+
+
+@pytest.mark.parametrize(
+    ("hooks", "first"),
+    [
+        (compat_hook("enable-cuda-compat", "--host-driver-version=550.1"), True),
+        (compat_hook("hook", "--debug", "enable-cuda-compat"), True),
+        (compat_hook("update-container", "--cuda-compat", "550.1"), True),
+        ({"prestart": compat_hook("enable-cuda-compat")["createContainer"]}, True),
+        (compat_hook("update-ldcache", "--folder", "/lib"), False),
+        (compat_hook(), False),
+        (None, False),
+        # What no engine writes is no such hook.
+        ({"createContainer": [{"args": "enable-cuda-compat"}]}, False),
+        ({"ofLaterRuntimes": {"args": ["enable-cuda-compat"]}}, False),
+        ({"ofLaterRuntimes": ["enable-cuda-compat"]}, False),
+        (compat_hook({}, 1, None), False),
+    ],
+)
+def test_a_drop_in_of_an_earlier_start_does_not_count(
+    tmp_path: Path, hooks: object, first: bool
+) -> None:
+    """With update-ldcache alone nobody has looked whether it is right for today's driver."""
+    bundle = json.loads(make_bundle(tmp_path))["bundle"]
+    root = tmp_path / "rootfs"
+    conf = root / "etc" / "ld.so.conf.d" / drop_in.COMPAT
+    conf.parent.mkdir(parents=True)
+    (root / "compat").mkdir()
+    (root / "compat" / "libtiny.so.1").write_bytes(TINY.read_bytes())
+    conf.write_bytes(drop_in.HEADS[drop_in.COMPAT] + b"/compat\n")
+    # As that start left it.
+    classic.MountedLibraries(("/lib",)).execute(Root(str(root)), pytest.fail)
+    cache = root / "etc" / "ld.so.cache"
+    assert b"/compat/libtiny.so.1\0" in cache.read_bytes()
+    config = {"root": {"path": "rootfs"}, "hooks": hooks}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    done = hook("update-ldcache", "--folder", "/lib", state=json.dumps({"bundle": bundle}))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (b"/compat/libtiny.so.1\0" in cache.read_bytes()) is first
+    assert conf.exists() is first
+
+
 def test_time_01_a_folder_of_too_many_names_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,6 +313,6 @@ def test_warnings_can_be_switched_off(tmp_path: Path) -> None:
     state = make_bundle(tmp_path)
     (tmp_path / "rootfs" / "loop").symlink_to("loop")
     words = ["chmod", "--mode", "700", "--path", "/loop"]
-    assert "warning: cannot change" in hook(*words, state=state).stderr
+    assert 'warning: "/loop" in the container is a link' in hook(*words, state=state).stderr
     assert hook("--quiet", "--debug", *words, state=state).stderr == ""
     assert hook(*words, "--quiet", state=state).stderr == ""

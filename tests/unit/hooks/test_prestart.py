@@ -63,7 +63,10 @@ def test_other_command_lines_get_the_usage(words: list[str]) -> None:
 @pytest.mark.parametrize("words", [["-version"], ["--version"], ["-debug", "-version", "x"]])
 def test_the_version_is_printed(words: list[str], name: str) -> None:
     """Tools read it from standard output."""
-    assert call(*words, name=name) == (0, f"{name} version {__version__}\n", "")
+    lines = f"{name} version {__version__}\n"
+    if name != HOOK:
+        lines = f"NVIDIA Container Runtime Hook version {__version__}\n{lines}"
+    assert call(*words, name=name) == (0, lines, "")
 
 
 @pytest.mark.parametrize("command", ["poststart", "poststop"])

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JSON by what the standard library's `json` does its work with, without that package.
+
+On the start path: importing `json` costs more instructions than the interpreter's own start, by
+what it imports in turn and hardly uses. Both functions do what those of `json` do with the same
+options, which a test holds against it.
+"""
+
+from __future__ import annotations
+
+from _json import encode_basestring, encode_basestring_ascii, make_encoder, make_scanner
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    Constant = Callable[[str], Any]
+
+_BLANKS = " \t\n\r"
+_CONSTANTS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+
+
+class _Reading:
+    """What the scanner asks for: the attributes of json.JSONDecoder."""
+
+    strict = True
+    object_hook = None
+    # Read by the scanner of Python 3.15.
+    array_hook = None
+    parse_int = int
+
+    def __init__(self, pairs: Any, parse_float: Any, parse_constant: Constant) -> None:  # noqa: ANN401 (two callables or None)
+        self.object_pairs_hook = pairs
+        self.parse_float = parse_float
+        self.parse_constant = parse_constant
+
+
+def loads(
+    text: str | bytes,
+    *,
+    pairs: Callable[[list[tuple[str, Any]]], Any] | None = None,
+    parse_float: Callable[[str], Any] = float,
+    parse_constant: Constant = _CONSTANTS.__getitem__,
+) -> Any:  # noqa: ANN401 (JSON)
+    """Return the document *text*; bytes are UTF-8.
+
+    *pairs* makes an object of its members in order, *parse_float* a number of a text, and
+    *parse_constant* one of "NaN", "Infinity" and "-Infinity". Raises ValueError, for what nests
+    too deeply RecursionError.
+    """
+    if isinstance(text, bytes):
+        text = text.decode()
+    scan = make_scanner(_Reading(pairs, parse_float, parse_constant))  # type: ignore[arg-type]  # what it reads of its context
+    start = len(text) - len(text.lstrip(_BLANKS))
+    try:
+        found, end = scan(text, start)
+        if not text[end:].strip(_BLANKS):
+            return found
+    except (StopIteration, SystemError):
+        # SystemError: before Python 3.12 it has no error to raise while `json` is not loaded.
+        pass
+    import json  # noqa: PLC0415 (what this module avoids; now only to say what is wrong)
+
+    return json.loads(
+        text, object_pairs_hook=pairs, parse_float=parse_float, parse_constant=parse_constant
+    )
+
+
+def dumps(value: object, *, ascii_only: bool = True) -> str:
+    """Return *value* as JSON without blanks; raise ValueError for what JSON has not, TypeError.
+
+    With *ascii_only* every other character is escaped.
+    """
+    encode = make_encoder(
+        {},  # what contains the value at hand, for circles
+        _refuse,
+        encode_basestring_ascii if ascii_only else encode_basestring,
+        None,  # not indented
+        ":",
+        ",",
+        False,  # noqa: FBT003 (not sorted: it takes no names)
+        False,  # noqa: FBT003 (no member without a name is skipped)
+        False,  # noqa: FBT003 (no NaN)
+    )
+    return "".join(encode(value, 0))
+
+
+def _refuse(value: object) -> object:
+    raise TypeError(f"{type(value).__name__} is no JSON value")

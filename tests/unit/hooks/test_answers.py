@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the hook says to people: help, version, and a start that fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpuruntime import __version__
+from gpuruntime.system.paths import Root
+from hooks import entry, update_container
+
+TREE = Path(__file__).parents[3]
+HOOK = TREE / ".venv" / "bin" / "gpu-cdi-hook"
+START_PYTHON = "/usr/bin/python3"
+MIB = 1 << 20
+
+
+def call(*words: str, name: str = "gpu-cdi-hook") -> tuple[int, str, str]:
+    """Return status, output and error of the hook."""
+    done = subprocess.run(
+        [name, *words], executable=HOOK, input="", capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("name", ["gpu-cdi-hook", "nvidia-cdi-hook"])
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["-help"], ["help"], ["chmod", "--help"]])
+def test_help(words: list[str], name: str) -> None:
+    """It is for people, on standard output, and lists every hook that there is."""
+    status, output, error = call(*words, name=name)
+    assert (status, error) == (0, "")
+    assert output.startswith(f"usage: {name} ")
+    assert "PROGRAM" not in output
+    for hook in (update_container.NAME, *entry.CLASSIC):
+        assert hook in output
+
+
+@pytest.mark.parametrize("words", [["--version"], ["-version"], ["-v"]])
+def test_version(words: list[str]) -> None:
+    """As the prestart hook prints it."""
+    assert call(*words) == (0, f"gpu-cdi-hook version {__version__}\n", "")
+
+
+@pytest.mark.parametrize("words", [[], ["--debug"], ["--deadline=5"], [""]])
+def test_no_hook_at_all(words: list[str]) -> None:
+    """A container that has such a hook starts, and who typed it learns what to do."""
+    status, output, error = call(*words)
+    assert (status, output) == (0, "")
+    assert error == (
+        "gpu-cdi-hook: warning: no hook is named, nothing is done; "
+        '"gpu-cdi-hook --help" lists them\n'
+    )
+
+
+def test_help_as_a_value_is_a_value(tmp_path: Path) -> None:
+    """Whatever an argument begins with, in its place it is data."""
+    status, output, error = call("update-container", "--link", "--help")
+    assert (status, output) == (1, "")
+    assert '"--help" is not TARGET::LINK' in error
+
+
+def limited(kib: int) -> subprocess.CompletedProcess[str]:
+    """Start the hook with so much address space."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (kib << 10, kib << 10))
+
+    return subprocess.run(
+        [HOOK, "update-container", "--mask-params"],
+        input="{}", capture_output=True, text=True, check=False, preexec_fn=limit,
+    )  # fmt: skip
+
+
+def test_cg_01_little_address_space_is_said_in_two_lines() -> None:
+    """From the moment on that our code is reached; before that, it is Python that speaks."""
+    said = set()
+    for kib in range(12_900, 18_000, 150):
+        done = limited(kib)
+        if "hook" not in done.stderr.partition(":")[0]:
+            # The interpreter did not come so far.
+            continue
+        assert done.returncode == 1
+        assert len(done.stderr.splitlines()) == 2
+        assert "Traceback" not in done.stderr
+        assert "\nhint: " in done.stderr
+        said.add(done.stderr.split(": ")[2])
+    assert {"cannot load the hook", "the memory is not enough for the hook\nhint"} & said
+    assert any("standard input names no bundle" in text for text in said)
+
+
+@pytest.mark.parametrize(
+    ("missing", "text"),
+    [
+        ("gpuruntime/record.py", "No module named 'gpuruntime.record'"),
+        ("hooks/state.py", "cannot import name 'state' from 'hooks'"),
+        ("hooks/classic.py", "cannot import name 'classic' from 'hooks'"),
+        ("hooks/entry.py", "No module named 'hooks.entry'"),
+    ],
+)
+def test_half_an_installation_is_said_in_two_lines(
+    tmp_path: Path, missing: str, text: str
+) -> None:
+    """A container does not start then, and the engine's log says why."""
+    for package in ("cdi", "gpuruntime", "hooks"):
+        shutil.copytree(
+            TREE / package, tmp_path / package,
+            ignore=shutil.ignore_patterns("__pycache__", "*.c", "discover", "cli"),
+        )  # fmt: skip
+    (tmp_path / missing).unlink()
+    code = f"import sys;sys.path.append({str(tmp_path)!r});from hooks.entry import main;main()"
+    done = subprocess.run(
+        [START_PYTHON, "-I", "-S", "-B", "-c", code, "/usr/bin/gpu-cdi-hook", "chmod", "--mode=7"],
+        input="", capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    (first, second) = done.stderr.splitlines()
+    assert first.startswith("gpu-cdi-hook: runtime: cannot load the hook: ")
+    assert text in first
+    assert second.startswith("hint: ")
+    assert "install gpuruntime again" in second
+
+
+# ---- errors name what they are about ----
+
+
+@pytest.mark.parametrize("has_openat2", [True, False])
+def test_what_is_no_directory_is_named(tmp_path: Path, *, has_openat2: bool) -> None:
+    """Also by the walk, on kernels without openat2."""
+    (tmp_path / "file").touch()
+    root = Root(str(tmp_path))
+    root._has_openat2 = has_openat2
+    with pytest.raises(OSError, match="Not a directory") as caught:
+        root.open_path("/file/.")
+    assert "file/." in str(caught.value)
+    root.close()
+
+
+def test_a_file_that_may_not_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not by the number of our descriptor."""
+    (tmp_path / "file").touch()
+    root = Root(str(tmp_path))
+    open_ = os.open
+
+    def refuse(path: str, *arguments: object, **keywords: object) -> int:
+        if str(path).startswith("/proc/self/fd/"):
+            raise PermissionError(13, "Permission denied", path)
+        return open_(path, *arguments, **keywords)  # type: ignore[arg-type]  # as it was called
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(OSError, match="Permission denied") as caught:
+        root.read_file("/file", 10)
+    assert str(caught.value) == 'read("/file"): Permission denied'
+
+
+def test_time_01_the_step_that_takes_too_long_is_named(tmp_path: Path) -> None:
+    """Which of forty links it was decides where to look."""
+    (tmp_path / "rootfs").mkdir()
+    (tmp_path / "config.json").write_text('{"root": {"path": "rootfs"}}')
+    code = f"""
+import sys
+sys.path.append({str(TREE)!r})
+import time
+from gpuruntime.system import ops
+from hooks import entry
+ops.MaskParams.execute = lambda *_: time.sleep(30)
+ops.MaskParams.ldconfig = "x"
+entry.main()
+"""
+    words = ["gpu-cdi-hook", "--deadline=1", "update-container", "--mask-params"]
+    done = subprocess.run(
+        [START_PYTHON, "-I", "-S", "-B", "-c", code, *words],
+        input=json.dumps({"bundle": str(tmp_path)}),
+        capture_output=True, text=True, check=False, timeout=20,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "was not done in 1 s: it could not mount over /proc/driver/nvidia/params" in done.stderr
