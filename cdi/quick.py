@@ -114,16 +114,15 @@ def _objects_of(table: dict[str, Check], *required: str) -> Check:
 
 def _kinds(values: list[Any]) -> int:
     vendor, _, cls = values[0].partition("/")
-    match = names.VENDOR_OR_CLASS.match
     # A dot in the class needs 0.6.0.
-    return _require(bool(match(vendor) and match(cls)), "." not in cls)
+    return _require(names.is_name(vendor), names.is_name(cls), "." not in cls)
 
 
 def _device_names(values: list[Any]) -> int:
     joined = "".join(values)
     if all(values) and joined.isascii() and joined.isalnum():
         return 0
-    return _require(all(map(names.DEVICE.match, values)))
+    return _require(all(map(names.is_device, values)))
 
 
 def _edits(values: list[Any]) -> int:

@@ -8,12 +8,11 @@ and the name resolves nowhere. A file that cannot be used is recorded and hides 
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import time
 
-from cdi import document, quick
+from cdi import document, quick, strictjson
 from cdi.edits import merge
 from cdi.errors import CdiError
 
@@ -227,7 +226,7 @@ def load(
 
 def decode_json(text: str) -> object:
     """Decode JSON; raise CdiError "duplicate-key", and ValueError for what is no JSON."""
-    return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
+    return strictjson.loads(text, pairs=_unique, parse_constant=_refuse)
 
 
 def text_of(data: bytes) -> str:
@@ -266,7 +265,7 @@ def _take_json(file: SpecFile, text: str) -> bool:
         file.error = CdiError("syntax", f"more than {MAX_VALUES} values")
         return True
     try:
-        spec = json.loads(text)
+        spec = strictjson.loads(text)
         devices = quick.devices(text, spec)
         if devices is not None:
             file.spec, file.devices = spec, devices

@@ -6,16 +6,13 @@ On the start path. The devices of a CDI spec are another matter: who wrote the s
 
 from __future__ import annotations
 
-from gpuruntime import capabilities, extras, model, plan, requirements, resolve
+from gpuruntime import capabilities, extras, model, plan, requirements, resolve, selection
 from gpuruntime import config as settings
 from gpuruntime.errors import UnresolvedDeviceError
-from gpuruntime.record import Record
+from gpuruntime.grant import Grant
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from cdi.wire import Edits
     from gpuruntime.config import Config
     from gpuruntime.extras import Extras
     from gpuruntime.model import Driver, Inventory, Node
@@ -31,22 +28,6 @@ _JIT = "nvidia-container-runtime.modes.jit-cdi"
 _NO_GROUPS = "no-additional-gids-for-device-nodes"
 
 
-class Grant(Record):
-    """The *edits* that give a container what it asks for.
-
-    *notes* are sentences about it, as on what was left out, *warnings* on what may be amiss.
-    """
-
-    __slots__ = ("edits", "notes", "warnings")
-
-    def __init__(
-        self, edits: Edits, *, notes: Iterable[str] = (), warnings: Iterable[str] = ()
-    ) -> None:
-        self.edits = edits
-        self.notes = tuple(notes)
-        self.warnings = tuple(warnings)
-
-
 def style(config: Config, hook_path: str, *, cuda_compat: bool = True) -> Style:
     """Return how edits are written under *config*, without that step if not *cuda_compat*."""
     flags = config[f"{_JIT}.nvcdi-feature-flags"]
@@ -59,8 +40,14 @@ def style(config: Config, hook_path: str, *, cuda_compat: bool = True) -> Style:
         disabled=disabled,
         ldconfig=_ldconfig(config),
         ldconfig_mode="" if mode == "merge" else mode,
+        deadline_s=hook_deadline(config),
         groups=_NO_GROUPS not in config.features and _NO_GROUPS not in flags,
     )
+
+
+def hook_deadline(config: Config) -> int:
+    """Return the seconds that a hook has, of those that it takes."""
+    return min(int(config["hook-deadline"]), plan.MAX_HOOK_DEADLINE_S)
 
 
 def _ldconfig(config: Config) -> str:
@@ -187,15 +174,15 @@ def _feature_nodes(more: Extras, inventory: Inventory, notes: list[str]) -> list
 
 def _driver(more: Extras, inventory: Inventory, config: Config, notes: list[str]) -> Driver:
     """Return the driver's files for the capabilities of *more*."""
-    driver = capabilities.select(inventory.driver, more.capabilities)
-    missing = capabilities.left_out(inventory.driver, driver)
+    driver = selection.select(inventory.driver, more.capabilities)
+    missing = selection.left_out(inventory.driver, driver)
     if missing:
         notes.append(
             f"{sum(missing.values())} files of the driver are left out; "
             f"they are for {', '.join(sorted(missing))}: add that to NVIDIA_DRIVER_CAPABILITIES"
         )
     if "disable-ipc-discoverer" in config[f"{_JIT}.nvcdi-feature-flags"]:
-        driver = capabilities.without(driver, "ipc")
+        driver = selection.without(driver, "ipc")
     if model.GDS in more.features:
         driver = model.Driver(
             version=driver.version,

@@ -7,24 +7,26 @@ it was compiled from; a snapshot of another file, or of another state of it, doe
 
 from __future__ import annotations
 
-import json
 import os
 import posixpath
 import stat
 
+from cdi import strictjson
 from gpuruntime.errors import ConfigError
 from gpuruntime.record import Record
 from gpuruntime.trust import may_trust
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
+
+    from gpuruntime.ready import Ready
 
 RUN_DIRECTORY = "/run/gpuruntime"
 SNAPSHOT = f"{RUN_DIRECTORY}/config.json"
-# 2: values of keys that the program before did not know are in it.
-FORMAT = 2
+# 3: values of keys that the programs before did not know are in it.
+FORMAT = 3
 MAX_SNAPSHOT_BYTES = 1 << 20
 
 # Key → default; None: not set, true or false. gpuruntime/options.py says what each is for, and a
@@ -36,6 +38,7 @@ DEFAULTS: dict[str, Any] = {
     "disable-require": False,
     "discovery-timeout": 30,
     "health": "",
+    "hook-deadline": 10,
     "ldconfig-mode": "merge",
     "missing-gpu": "error",
     "supported-driver-capabilities": "compat32,compute,display,graphics,ngx,utility,video",
@@ -174,22 +177,44 @@ def find(environment: Mapping[str, str]) -> tuple[str, os.stat_result] | None:
     return None
 
 
-def stamp(path: str, status: os.stat_result) -> list[object]:
+def stamp(path: str, status: os.stat_result) -> list[Any]:
     """Return what tells one state of a config file from another."""
     return [path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns]
 
 
-def load(environment: Mapping[str, str], compile_file: Any) -> Config:  # noqa: ANN401 (a callable)
+def load(
+    environment: Mapping[str, str], compile_file: Callable[[str], Any], ready: Ready | None = None
+) -> Config:
     """Return the configuration that *environment* selects.
 
-    *compile_file* is called with the path when the snapshot does not fit, and returns the values
-    by key. Raises ConfigError.
+    Its values are those in *ready*, which keeps them, or in the snapshot of config files;
+    *compile_file* is called with the path when neither fits, and returns the values by key.
+    Raises ConfigError.
     """
     found = find(environment)
     if found is None:
+        mark = path = None
+        values: Mapping[str, Any] = {}
+    else:
+        path, mark = found[0], stamp(*found)
+        kept = ready.values(mark) if ready is not None else None
+        if kept is None:
+            kept = _read_snapshot(mark)
+        values = compile_file(path) if kept is None else kept
+    if ready is not None:
+        ready.use(mark, values)
+    return Config(values, path)
+
+
+def compiled(mark: list[Any] | None) -> Config | None:
+    """Return the configuration as it was compiled from the file with the stamp *mark*, or None.
+
+    Without a config file there is no *mark*, and nothing to compile.
+    """
+    if mark is None:
         return Config({}, None)
-    values = _read_snapshot(stamp(*found))
-    return Config(compile_file(found[0]) if values is None else values, found[0])
+    values = _read_snapshot(mark)
+    return None if values is None else Config(values, mark[0])
 
 
 def make_directory(path: str) -> None:
@@ -202,14 +227,23 @@ def make_directory(path: str) -> None:
     os.chmod(path, 0o755)  # noqa: S103 (a directory without secrets)
 
 
-def read_trusted(directory: str, name: str, max_bytes: int) -> dict[str, Any] | None:
+def read_object(directory: str, name: str, max_bytes: int) -> dict[str, Any] | None:
     """Return the JSON object in the file *name* of *directory*, None if there is none to trust."""
+    try:
+        found = strictjson.loads(read_trusted(directory, name, max_bytes))
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def read_trusted(directory: str, name: str, max_bytes: int) -> bytes:
+    """Return the bytes of the file *name* of *directory*, none if there is none to trust."""
     try:
         fd = os.open(
             f"{directory}/{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         )
     except OSError:
-        return None
+        return b""
     try:
         status = os.fstat(fd)
         if not (
@@ -218,18 +252,43 @@ def read_trusted(directory: str, name: str, max_bytes: int) -> dict[str, Any] | 
             and may_trust(os.stat(directory))
             and status.st_size <= max_bytes
         ):
-            return None
-        found = json.loads(os.read(fd, status.st_size))
-    except (OSError, ValueError, RecursionError):
-        return None
+            return b""
+        return os.read(fd, status.st_size)
+    except OSError:
+        return b""
     finally:
         os.close(fd)
-    return found if isinstance(found, dict) else None
 
 
-def _read_snapshot(expected: list[object]) -> dict[str, Any] | None:
+def replace(directory: str, name: str, data: bytes) -> None:
+    """Put *data* into the file *name* of *directory*, for everyone to read, or leave it as it is.
+
+    What is kept there saves time; where it cannot be kept, the next create does without.
+    """
+    temporary = f"{directory}/.{name}.{os.urandom(8).hex()}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        if not may_trust(os.stat(directory)):
+            return
+        fd = os.open(temporary, flags, 0o644)
+    except OSError:
+        return
+    try:
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fchmod(fd, stat.S_IRUSR | stat.S_IWUSR | stat.S_IRGRP | stat.S_IROTH)
+        finally:
+            os.close(fd)
+        os.rename(temporary, f"{directory}/{name}")
+    except OSError:
+        os.unlink(temporary)
+
+
+def _read_snapshot(expected: list[Any]) -> dict[str, Any] | None:
     """Return the values of the snapshot if it is ours and of the file *expected*, else None."""
-    snapshot = read_trusted(RUN_DIRECTORY, posixpath.basename(SNAPSHOT), MAX_SNAPSHOT_BYTES)
+    snapshot = read_object(RUN_DIRECTORY, posixpath.basename(SNAPSHOT), MAX_SNAPSHOT_BYTES)
     if snapshot is None or snapshot.get("format") != FORMAT:
         return None
     values = snapshot.get("values")

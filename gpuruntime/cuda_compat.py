@@ -7,10 +7,10 @@ limits, for it comes from the image; `readelf -n FILE` shows the same.
 
 from __future__ import annotations
 
-import json
 import re
 import struct
 
+from cdi import strictjson
 from gpuruntime.record import Record
 
 TYPE_CHECKING = False
@@ -137,7 +137,7 @@ def _parse_notes(data: bytes) -> Note:
 
 def _parse_text(text: bytes) -> Note:
     try:
-        document = json.loads(text.decode())
+        document = strictjson.loads(text)
     except (ValueError, RecursionError) as error:
         raise NoteError(f"a note that is no JSON: {error}") from error
     if not isinstance(document, dict):

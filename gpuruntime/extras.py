@@ -7,8 +7,6 @@ who wrote it.
 
 from __future__ import annotations
 
-import re
-
 from gpuruntime import capabilities, requirements
 from gpuruntime.container import shortened, shown, words
 from gpuruntime.errors import ConfigError, RequestError
@@ -33,8 +31,8 @@ FEATURES = {
 MIG = {"NVIDIA_MIG_CONFIG_DEVICES": "config", "NVIDIA_MIG_MONITOR_DEVICES": "monitor"}
 MAX_IMEX_CHANNEL = (1 << 20) - 1
 _NOTHING = frozenset({"void", "none"})
-_MIG_NAME = re.compile(r"MIG-|[0-9]+[:/][0-9]+\Z", re.IGNORECASE)
-_CHANNEL = re.compile(r"(?:channel)?([0-9]{1,9})\Z")
+_DIGITS = frozenset("0123456789")
+_MAX_DIGITS = 9
 
 
 class Extras(Record):
@@ -167,18 +165,18 @@ def _imex_by_variable(container: Container) -> list[str]:
 
 def channel(name: str, source: str) -> int:
     """Return the number of the channel *name*, which *source* asks for; raise RequestError."""
-    match = _CHANNEL.match(name)
-    if match is None:
+    digits = name.removeprefix("channel")
+    if not (0 < len(digits) <= _MAX_DIGITS and _DIGITS.issuperset(digits)):
         raise RequestError(
             f'{source}: invalid channel ID "{shortened(name)}"',
             f"name channels by numbers, as {IMEX_CHANNELS}=0",
         )
-    if int(match[1]) > MAX_IMEX_CHANNEL:
+    if int(digits) > MAX_IMEX_CHANNEL:
         raise RequestError(
             f'{source}: invalid channel ID "{name}": must be in the range [0, {MAX_IMEX_CHANNEL}]',
             "name a channel of that range",
         )
-    return int(match[1])
+    return int(digits)
 
 
 def _features(container: Container) -> tuple[str, ...]:
@@ -212,10 +210,16 @@ def _mig(container: Container, ids: tuple[str, ...]) -> tuple[str, ...]:
                 f"{variable} names {shown(asked)}, and can be had for all GPUs only",
                 f"set {variable}=all",
             )
-        if any(map(_MIG_NAME.match, ids)):
+        if any(map(_is_mig_name, ids)):
             raise RequestError(
                 f"{variable} cannot be combined with single MIG devices",
                 "ask for GPUs, or unset it",
             )
         found.append(right)
     return tuple(found)
+
+
+def _is_mig_name(name: str) -> bool:
+    gpu, _, mig = name.replace("/", ":").partition(":")
+    is_index = bool(gpu and mig) and _DIGITS.issuperset(gpu + mig)
+    return is_index or name[:4].upper() == "MIG-"

@@ -10,40 +10,34 @@ from __future__ import annotations
 
 import os
 import posixpath
-import re
 
 from cdi.complete import complete, in_user_namespace
 from cdi.edits import allows_all, apply
 from cdi.errors import CdiError
-from gpuruntime import automatic, programs, request, resolve, stale
 from gpuruntime import config as settings
-from gpuruntime.automatic import Grant
+from gpuruntime import nodes, programs, request
 from gpuruntime.errors import DiscoveryError, DriverError, SpecError, UnresolvedDeviceError
 from gpuruntime.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import Any, Protocol
 
-    from cdi.registry import Registry
     from cdi.wire import Edits, OciConfig
     from gpuruntime.config import Config
     from gpuruntime.errors import GpuRuntimeError
-    from gpuruntime.model import Inventory
+    from gpuruntime.grant import Grant
     from gpuruntime.request import Request
 
     class Host(Protocol):
         """What `decide` asks of the machine."""
 
-        def inventory(self, *, fresh: bool) -> tuple[Inventory, bool]:
-            """Return what the machine has, and whether that was asked of the driver just now.
+        def grant(self, asked: Request) -> Grant:
+            """Return what there is for *asked*, not completed.
 
-            With *fresh* it is. Raises DriverError and DiscoveryError.
+            Raises DriverError, DiscoveryError, RequestError, SpecError, UnresolvedDeviceError.
             """
-
-        def registry(self) -> Registry:
-            """Return the CDI specs."""
 
         def program(self, name: str) -> str:
             """Return the path of the hook program *name*; raise ConfigError if there is none."""
@@ -54,10 +48,8 @@ if TYPE_CHECKING:
 
 # What a prestart hook of the incumbent's looks for on PATH, and no variable of the image.
 _PRESTART_ENV = ("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",)
-# A hint names the devices by index, not each by its UUID as well.
-_MAX_NAMES_IN_HINT = 20
-_MAX_NAME_IN_HINT = 32
-_GPU_NODE = re.compile(r"/dev/nvidia([0-9]{1,4})\Z")
+_GPU = "/dev/nvidia"
+_MAX_DIGITS = 4
 # What `missing-gpu = "warn"` lets pass: what is not there, not what may not be had.
 _MISSING = (UnresolvedDeviceError, DriverError, DiscoveryError, SpecError)
 
@@ -127,8 +119,7 @@ def decide(document: OciConfig, config: Config, host: Host) -> Injection:
     if not asked:
         return Injection(asked, removed=removed)
     try:
-        find = _automatic if asked.is_automatic else _from_specs
-        found = find(asked, config, host)
+        found = host.grant(asked)
         edits = _completed(found.edits, asked, document, config, host)
     except _MISSING as error:
         if config["missing-gpu"] != "warn":
@@ -136,7 +127,7 @@ def decide(document: OciConfig, config: Config, host: Host) -> Injection:
         warning = f"starts without what it asks for: {error}"
         return Injection(asked, removed=engine_hooks, warnings=(warning,), error=error)
     warnings = [*found.warnings]
-    if allows_all(document) and asked.ids != (resolve.ALL,):
+    if allows_all(document) and asked.ids != ("all",):
         warnings.append("its device rules allow every device, whichever it asks for: privileged")
     lost = _lost_on_reload(edits, document)
     if lost:
@@ -152,75 +143,6 @@ def decide(document: OciConfig, config: Config, host: Host) -> Injection:
         warnings=warnings,
         notes=found.notes,
     )
-
-
-def _automatic(asked: Request, config: Config, host: Host) -> Grant:
-    """Return the edits for what the machine has now."""
-    inventory = inventory_for(asked, host.inventory)
-    # A hook of ours would find nothing to do in the legacy mode.
-    path = "" if asked.mode == settings.LEGACY else host.program(programs.HOOK)
-    return automatic.grant(asked, inventory, config, automatic.style(config, path))
-
-
-def inventory_for(asked: Request, read: Callable[..., tuple[Inventory, bool]]) -> Inventory:
-    """Return an inventory that has what *asked* names, if the machine has it.
-
-    *read* is as `Host.inventory`. MIG devices come and go without a trace: for them, and for what
-    is not found, the driver is asked. Raises DriverError, DiscoveryError, RequestError.
-    """
-    inventory, is_fresh = read(fresh=False)
-    try:
-        has_mig = any(device.mig for device in automatic.devices(asked, inventory))
-    except UnresolvedDeviceError:
-        has_mig = True
-    if has_mig and not is_fresh:
-        inventory, _ = read(fresh=True)
-    return inventory
-
-
-def _from_specs(asked: Request, config: Config, host: Host) -> Grant:
-    """Return the edits of CDI specs for the devices of *asked*."""
-    known = host.registry()
-    warnings = [
-        f'CDI spec "{file.path}" is not used: {file.error.category}: {file.error}'
-        for file in known.files
-        if file.error is not None
-    ]
-    if asked.driver_only:
-        edits = known.common_edits(config.default_kind)
-        if edits is None:
-            raise _unresolved([config.default_kind], known)
-    else:
-        try:
-            edits = known.resolve(asked.devices)
-        except CdiError as error:
-            missing = [name for name in asked.devices if known.find(name) is None]
-            raise _unresolved(missing, known) from error
-    ours = [name for name in asked.devices if request.is_ours(name, config)]
-    if asked.driver_only or ours:
-        # Of another vendor's files we cannot say what they depend on.
-        stale.check(edits if asked.driver_only else known.resolve(ours))
-    return Grant(edits, warnings=warnings)
-
-
-def _unresolved(names: Sequence[str], known: Registry) -> GpuRuntimeError:
-    """Return the error for *names* that no CDI spec defines, with the most helpful hint."""
-    wanted = ", ".join(f'"{name}"' for name in names)
-    # Not those of the config: it may name none, which means the usual ones.
-    where = ", ".join(f'"{directory}"' for directory in known.directories)
-    names_known = known.devices
-    if names_known:
-        text = f"no CDI spec in {where} defines {wanted}"
-        short = [name for name in names_known if len(name) <= _MAX_NAME_IN_HINT]
-        hint = f"ask for one of {', '.join(short[:_MAX_NAMES_IN_HINT])}"
-    else:
-        text = f"no CDI spec found in {where}, wanted {wanted}"
-        hint = f'run "gpuruntime cdi generate --output {known.directories[-1]}/nvidia.yaml"'
-    if known.errors:
-        path, reasons = next(iter(known.errors.items()))
-        more = f", and {len(known.errors) - 1} more" if len(known.errors) > 1 else ""
-        text += f'; not used: "{path}" ({reasons[0].category}: {reasons[0]}){more}'
-    return UnresolvedDeviceError(text, hint)
 
 
 def _completed(
@@ -254,14 +176,20 @@ def _seen(edits: Edits, asked: Request, *, user_namespace: bool) -> Edits:
     completed = complete(edits, user_namespace=user_namespace)
     if asked.is_automatic:
         # Who wrote a spec may call a node by another name.
-        stale.check_nodes(completed)
+        nodes.check(completed)
     return completed
 
 
 def _minors(edits: Edits) -> list[int]:
     """Return the numbers of the GPUs whose nodes *edits* have."""
-    found = (_GPU_NODE.match(node["path"]) for node in edits.get("deviceNodes") or ())
-    return [int(match[1]) for match in found if match]
+    paths = [node["path"] for node in edits.get("deviceNodes") or ()]
+    return [int(path[len(_GPU) :]) for path in paths if _is_gpu(path)]
+
+
+def _is_gpu(path: str) -> bool:
+    number = path[len(_GPU) :]
+    is_number = number.isascii() and number.isdecimal() and len(number) <= _MAX_DIGITS
+    return path.startswith(_GPU) and is_number
 
 
 def _without_groups(edits: Edits) -> Edits:

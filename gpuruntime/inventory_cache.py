@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
-import stat
 import time
 
+from cdi import strictjson
 from gpuruntime import config as settings
 from gpuruntime import errors, host_state, model_json, slowpath
 from gpuruntime.errors import DriverError, GpuRuntimeError
+from gpuruntime.record import Record
 from gpuruntime.trust import may_trust
 
 TYPE_CHECKING = False
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpuruntime.config import Config
+    from gpuruntime.host_state import State
     from gpuruntime.model import Inventory
 
 SNAPSHOT = "inventory.json"
@@ -39,7 +40,21 @@ _MAX_BYTES = 16 << 20
 _STEP_S = 0.01
 
 
-def of_machine(config: Config, cli_python: str, *, fresh: bool) -> tuple[Inventory, bool]:
+class Found(Record):
+    """An *inventory*, whether the driver was asked for it just now, and the host's *state*.
+
+    The state is None where nothing can be kept.
+    """
+
+    __slots__ = ("inventory", "is_fresh", "state")
+
+    def __init__(self, inventory: Inventory, *, is_fresh: bool, state: State | None) -> None:
+        self.inventory = inventory
+        self.is_fresh = is_fresh
+        self.state = state
+
+
+def of_machine(config: Config, cli_python: str, *, fresh: bool) -> Found:
     """Return the inventory of this machine as *config* has it; see `InventoryCache.get`.
 
     Discovery is a child with the interpreter *cli_python*.
@@ -72,50 +87,55 @@ class InventoryCache:
         self._deadline_s = deadline_s
         self._directory = directory
 
-    def read(self) -> Inventory | None:
+    def read(self) -> Found | None:
         """Return the inventory of the snapshot, None if there is none that fits the host."""
         found = self._load(SNAPSHOT)
         return None if found is None else self._fitting(found)
 
-    def get(self, *, fresh: bool = False) -> tuple[Inventory, bool]:
-        """Return the inventory, and whether the driver was asked for it after this call began.
+    def get(self, *, fresh: bool = False) -> Found:
+        """Return the inventory; with *fresh* the driver is asked for it after this call began.
 
-        With *fresh* it is so. Raises the error of the discovery.
+        Raises the error of the discovery.
         """
         began = _now()
         before = self._load(SNAPSHOT)
         if before is not None and not fresh:
-            inventory = self._fitting(before)
-            if inventory is not None:
-                return inventory, False
+            found = self._fitting(before)
+            if found is not None:
+                return found
         self._raise_failure()
         lock = self._open_lock()
         if lock is None:
             # Nowhere to keep anything: an engine without root.
-            return inventory_of(self._discover()), True
+            return Found(inventory_of(self._discover()), is_fresh=True, state=None)
         try:
             self._wait(lock)
             after = self._load(SNAPSHOT)
             if after is not None and after != before:
-                inventory = self._fitting(after)
-                is_later = inventory is not None and after["asked"] >= began
-                if inventory is not None and (is_later or not fresh):
-                    return inventory, is_later
+                found = self._fitting(after, began)
+                if found is not None and (found.is_fresh or not fresh):
+                    return found
             self._raise_failure()
-            return self._discovered(), True
+            return self._discovered()
         finally:
             # Its end is the end of the lock.
             os.close(lock)
 
-    def _fitting(self, snapshot: dict[str, Any]) -> Inventory | None:
+    def _fitting(self, snapshot: dict[str, Any], began: float | None = None) -> Found | None:
+        """Return what *snapshot* has if it fits the host; it is fresh if made since *began*."""
         try:
-            if host_state.changed(snapshot["state"]):
+            state = snapshot["state"]
+            if host_state.changed(state):
                 return None
-            return model_json.decode(snapshot["inventory"])
+            return Found(
+                model_json.decode(snapshot["inventory"]),
+                is_fresh=began is not None and snapshot["asked"] >= began,
+                state=state,
+            )
         except (KeyError, ValueError, TypeError):
             return None
 
-    def _discovered(self) -> Inventory:
+    def _discovered(self) -> Found:
         asked = _now()
         try:
             answer = self._discover()
@@ -131,7 +151,8 @@ class InventoryCache:
             raise _error(answer["error"])
         # Each discovery makes another file of it, also of the same facts.
         self._store(SNAPSHOT, {**answer, "asked": asked, "made": os.urandom(8).hex()})
-        return model_json.decode(answer["inventory"])
+        inventory = model_json.decode(answer["inventory"])
+        return Found(inventory, is_fresh=True, state=answer["state"])
 
     def _raise_failure(self) -> None:
         """Raise the error of a discovery that failed a moment ago, on a host as it is now."""
@@ -180,7 +201,7 @@ class InventoryCache:
 
     def _load(self, name: str) -> dict[str, Any] | None:
         """Return the content of the file *name*, if it is ours, of this version and this root."""
-        found = settings.read_trusted(self._directory, name, _MAX_BYTES)
+        found = settings.read_object(self._directory, name, _MAX_BYTES)
         if found is None or found.get("format") != FORMAT:
             return None
         return found if found.get("driver root") == self._driver_root else None
@@ -188,23 +209,7 @@ class InventoryCache:
     def _store(self, name: str, content: dict[str, Any]) -> None:
         """Put *content* into the file *name*; without it, the next create asks again."""
         document = {"format": FORMAT, "driver root": self._driver_root, **content}
-        temporary = f"{self._directory}/.{name}.{os.urandom(8).hex()}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            fd = os.open(temporary, flags, 0o644)
-        except OSError:
-            return
-        try:
-            try:
-                view = memoryview(json.dumps(document).encode())
-                while view:
-                    view = view[os.write(fd, view) :]
-                os.fchmod(fd, stat.S_IRUSR | stat.S_IWUSR | stat.S_IRGRP | stat.S_IROTH)
-            finally:
-                os.close(fd)
-            os.rename(temporary, f"{self._directory}/{name}")
-        except OSError:
-            os.unlink(temporary)
+        settings.replace(self._directory, name, strictjson.dumps(document).encode())
 
 
 def _now() -> float:

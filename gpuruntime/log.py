@@ -7,12 +7,12 @@ it when it asked for that format.
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import sys
 import time
 
+from cdi import strictjson
 from gpuruntime.errors import escape
 
 LEVELS = ("error", "warning", "info", "debug")
@@ -56,8 +56,8 @@ class Log:
     def _line(self, level: str, message: str) -> str:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         if self.json_format:
-            return json.dumps({"level": level, "msg": message, "time": now})
-        return f'time="{now}" level={level} msg={json.dumps(message)}'
+            return strictjson.dumps({"level": level, "msg": message, "time": now})
+        return f'time="{now}" level={level} msg={strictjson.dumps(message)}'
 
 
 def _append(path: str, line: str, *, make: bool) -> None:

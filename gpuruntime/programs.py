@@ -9,12 +9,16 @@ from __future__ import annotations
 import os
 import posixpath
 
+from gpuruntime import config as settings
 from gpuruntime.errors import ConfigError
 from gpuruntime.oci.lowlevel import STANDARD_PATH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gpuruntime.config import Config
+    from gpuruntime.request import Request
 
 HOOK = "gpu-cdi-hook"
 PRESTART_HOOK = "gpu-container-runtime-hook"
@@ -23,6 +27,15 @@ _OPTIONS = {
     HOOK: ("nvidia-ctk.path", "nvidia-ctk"),
     PRESTART_HOOK: ("nvidia-container-runtime-hook.path", "nvidia-container-runtime-hook"),
 }
+
+
+def hook_of(asked: Request, find: Callable[[str], str]) -> str:
+    """Return the path of the hook program that a grant for *asked* names, "" if it names none.
+
+    *find* tells the path of a program; specs have the paths that their writer knew.
+    """
+    # A hook of ours would find nothing to do in the legacy mode.
+    return find(HOOK) if asked.is_automatic and asked.mode != settings.LEGACY else ""
 
 
 def find(name: str, config: Config, launcher: str, path: str | None) -> str:

@@ -7,7 +7,6 @@ On the start path. The image may ask, by variables, labels and mounts; only the 
 from __future__ import annotations
 
 import posixpath
-import re
 
 from cdi import names
 from gpuruntime import config as settings
@@ -36,9 +35,12 @@ ENGINE_HOOKS = (
     *("nvidia-container-runtime-hook", "nvidia-container-toolkit"),
     "gpu-container-runtime-hook",
 )
+# Hooks of specs. Where one is, somebody has injected, and asked for by which name does not matter.
+_SPEC_HOOKS = ("gpu-cdi-hook", "nvidia-cdi-hook")
 MAX_REQUESTS = 10_000
 ANNOTATIONS, MOUNTS, ENVIRONMENT, IMAGE = "annotations", "mounts", "environment", "image"
-_ESCAPE = re.compile(rb"\\u00([2-7][0-9A-Fa-f])")
+_ESCAPE = b"\\u00"
+_ESCAPED_SLASH = b"\\/"
 _WORD = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-./=:")
 
 
@@ -84,23 +86,40 @@ class Request(Record):
         return _ids(self.mode, self.devices)
 
 
-def triggers(config: Config) -> tuple[bytes, ...]:
-    """Return byte strings without any of which a config.json asks for nothing."""
-    found = [
+def triggers(config: Config) -> tuple[bytes, ...] | None:
+    """Return byte strings without any of which a config.json asks for nothing.
+
+    None if no list can tell: a prefix that every annotation has, or a name of the operator's with
+    characters that JSON has more than one spelling of. The launcher looks for the same words.
+    """
+    words = [
         *("NVIDIA_", "CUDA_VERSION", "nvidia.com/", posixpath.basename(MOUNT_ROOT)),
         *ENGINE_HOOKS,
+        *_SPEC_HOOKS,
         *config.swarm,
         *config.annotation_prefixes,
     ]
-    return tuple(word.encode() for word in found if word)
+    found = tuple(dict.fromkeys(word.encode("utf-8", "surrogateescape") for word in words))
+    return found if all(word and _WORD.issuperset(word) for word in found) else None
 
 
 def may_ask(data: bytes, config: Config) -> bool:
     """Tell whether the bytes of a config.json may contain a request at all; errs towards True."""
-    if any(word in data for word in triggers(config)):
+    words = triggers(config)
+    if words is None or any(word in data for word in words) or _ESCAPED_SLASH in data:
         return True
     # A trigger may be spelled with escapes; what Go escapes by habit (<, >, &) is harmless.
-    return any(int(match.group(1), 16) in _WORD for match in _ESCAPE.finditer(data))
+    at = data.find(_ESCAPE)
+    while at >= 0:
+        at += len(_ESCAPE)
+        try:
+            if int(data[at : at + 2], 16) in _WORD:
+                return True
+        except ValueError:
+            # No JSON.
+            return True
+        at = data.find(_ESCAPE, at)
+    return False
 
 
 def from_oci(document: OciConfig, config: Config) -> Request:

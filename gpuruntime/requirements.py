@@ -7,8 +7,6 @@ is said about it has a bound. docs/reference/requirements.md has the grammar for
 
 from __future__ import annotations
 
-import operator
-
 from gpuruntime.errors import RequestError, RequirementError
 from gpuruntime.record import Record
 
@@ -23,12 +21,12 @@ if TYPE_CHECKING:
     Host = dict[str, dict[Any, str]]
 
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
-    "!=": operator.ne,
-    "<=": operator.le,
-    ">=": operator.ge,
-    "=": operator.eq,
-    "<": operator.lt,
-    ">": operator.gt,
+    "!=": lambda there, wanted: bool(there != wanted),
+    "<=": lambda there, wanted: bool(there <= wanted),
+    ">=": lambda there, wanted: bool(there >= wanted),
+    "=": lambda there, wanted: bool(there == wanted),
+    "<": lambda there, wanted: bool(there < wanted),
+    ">": lambda there, wanted: bool(there > wanted),
 }
 _TO_EQUALS = str.maketrans("<>!", "===")
 _BRAND = "brand"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from cdi.names import DEVICE
+from cdi import names
 from gpuruntime.errors import RequestError, UnresolvedDeviceError
 from gpuruntime.record import Record
 
@@ -60,7 +60,7 @@ class Device(Record):
         else:
             index, kind = f"{index}:{self.mig[0].index}", "mig"
         name = {INDEX: index, UUID: self.uuid, TYPE_INDEX: f"{kind}{index}"}[strategy]
-        return name if DEVICE.match(name) else ""
+        return name if names.is_device(name) else ""
 
 
 def devices(ids: Sequence[str], gpus: Iterable[GpuNodes]) -> list[Device]:

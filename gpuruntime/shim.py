@@ -8,35 +8,38 @@ low-level runtime as they came. The hooks, which trust nothing, share none of th
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # signal without enum
 import os
-import signal
 import sys
 
-from cdi import registry
-from cdi.complete import in_user_namespace
 from cdi.edits import describe
-from cdi.errors import CdiError
 from gpuruntime import config as settings
-from gpuruntime import injection, inventory_cache, programs, request, slowpath
+from gpuruntime import injection, programs, request
 from gpuruntime.errors import ConfigError, GpuRuntimeError, bug, escape
 from gpuruntime.log import Log
 from gpuruntime.oci import argv, lowlevel
 from gpuruntime.oci.bundle import CONFIG_NAME, Bundle
-from gpuruntime.trust import may_trust
+from gpuruntime.ready import Ready, key
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from cdi.registry import Registry
     from gpuruntime.config import Config
+    from gpuruntime.grant import Grant
     from gpuruntime.injection import Host
-    from gpuruntime.model import Inventory
+    from gpuruntime.machine import Machine
     from gpuruntime.oci.argv import Command
+    from gpuruntime.request import Request
 
 # Set by CPython at its start; the launcher tells whether they were ignored before.
-_IGNORED_BITS = ((1, signal.SIGPIPE), (2, signal.SIGXFSZ))
+_IGNORED_BITS = ((1, _signal.SIGPIPE), (2, _signal.SIGXFSZ))
+# Names of the incumbent's runtime, and the mode that each has whatever the config says.
+_MODES = {
+    f"{settings.RUNTIME}.cdi": settings.CDI,
+    f"{settings.RUNTIME}.legacy": settings.LEGACY,
+}
 
 
 def main(cli_python: str) -> None:
@@ -51,12 +54,19 @@ def main(cli_python: str) -> None:
     try:
         command = argv.parse(arguments)
         log = Log(command.log, json_format=command.log_format == "json")
-        config = settings.load(os.environ, lambda path: _compile(path, cli_python, log))
+        ready = Ready()
+        config = settings.load(os.environ, lambda path: _compile(path, cli_python, log), ready)
+        config = as_called(config, launcher)
         log.level = "debug" if command.debug else config.log_level
         log.debug_file = config.debug
         runtime = lowlevel.find(config.runtimes, os.environ.get("PATH"), identity, log.warning)
-        if command.creates:
-            inject(command, config, ShimHost(config, cli_python, launcher, log), log)
+        if command.creates and not inject(
+            command, config, ShimHost(config, cli_python, launcher, log, ready), log
+        ):
+            # The launcher could not tell: the next time it can.
+            from gpuruntime import companion  # noqa: PLC0415 (nothing that a GPU is to wait for)
+
+            companion.keep(os.environ)
         _restore(int(ignored))
         lowlevel.execute(runtime, arguments)
     except GpuRuntimeError as error:
@@ -67,17 +77,26 @@ def main(cli_python: str) -> None:
         sys.exit(1)
 
 
-def inject(command: Command, config: Config, host: Host, log: Log) -> None:
+def as_called(config: Config, program: str) -> Config:
+    """Return *config* with the mode that the name of *program* says, if it says one."""
+    mode = _MODES.get(os.path.basename(program))
+    if mode is None:
+        return config
+    return settings.Config({**config.values, f"{settings.RUNTIME}.mode": mode}, config.path)
+
+
+def inject(command: Command, config: Config, host: Host, log: Log) -> bool:
     """Add the devices that the bundle's container asks for to its config.json.
 
-    Raises GpuRuntimeError, with config.json untouched, if they cannot be given.
+    Returns whether it may ask for any at all. Raises GpuRuntimeError, with config.json untouched,
+    if they cannot be given.
     """
     # crun's --config names another file, which crun resolves before it enters the bundle.
     directory, name = os.path.split(command.config or "")
     bundle = Bundle(directory, name) if name else Bundle(command.bundle or "", CONFIG_NAME)
     document, doubt = bundle.parse()
     if not request.may_ask(bundle.data, config):
-        return
+        return False
     if doubt is not None:
         raise bundle.ambiguous(doubt)
     decided = injection.decide(document, config, host)
@@ -95,54 +114,53 @@ def inject(command: Command, config: Config, host: Host, log: Log) -> None:
             log.record("debug", escape(line))
     if decided.apply(document):
         bundle.store(document)
+    return True
 
 
 class ShimHost:
-    """What the machine has, for `injection.decide`; asked of it by children of this process."""
+    """What the machine has, for `injection.decide`: what is *ready*, else worked out and kept."""
 
-    def __init__(self, config: Config, cli_python: str, launcher: str, log: Log) -> None:
+    def __init__(
+        self, config: Config, cli_python: str, launcher: str, log: Log, ready: Ready
+    ) -> None:
         """Take argv[0] of the *launcher*, beside which its other names are."""
         self._config = config
         self._cli_python = cli_python
         self._launcher = launcher
         self._log = log
+        self._ready = ready
 
-    def inventory(self, *, fresh: bool) -> tuple[Inventory, bool]:
-        """Return the inventory of the snapshot, or a new one; see `injection.Host`."""
-        return inventory_cache.of_machine(self._config, self._cli_python, fresh=fresh)
-
-    def registry(self) -> Registry:
-        """Return the CDI specs of the configured directories."""
-        return registry.load(
-            self._config.spec_dirs, may_trust=may_trust, decode_yaml=self._decode_yaml
-        )
+    def grant(self, asked: Request) -> Grant:
+        """Return what there is for *asked*, as it was for an earlier container if that holds."""
+        hook = programs.hook_of(asked, self.program)
+        if asked.is_automatic and self._config["health"] == "nvml":
+            return self._machine().work_out(asked, hook)[0]
+        name = key(asked, hook)
+        found = self._ready.find(name)
+        if found is None:
+            found, state = self._machine().work_out(asked, hook)
+            if state is not None:
+                self._ready.keep(name, found, state, of_inventory=asked.is_automatic)
+        return found
 
     def program(self, name: str) -> str:
         """Return the path of the hook *name*; raise ConfigError if it is nowhere."""
         return programs.find(name, self._config, self._launcher, os.environ.get("PATH"))
 
     def make_nodes(self, minors: Sequence[int]) -> bool:
-        """Run the driver's nvidia-modprobe, unless this is a user namespace, where it cannot."""
-        if in_user_namespace({}):
-            return False
-        self._log.record("info", "a device node is missing: running nvidia-modprobe")
-        root = self._config.driver_root or "/"
-        question = {"driver root": root, "minors": list(minors)}
-        return bool(slowpath.ask(self._cli_python, "make-nodes", question))
+        """Have the driver make its nodes; see Machine."""
+        return self._machine().make_nodes(minors)
 
-    def _decode_yaml(self, texts: dict[str, str]) -> dict[str, Any]:
-        """Return path → document, or why there is none, of specs that are no strict JSON."""
-        answer = slowpath.ask(self._cli_python, "yaml", texts)
-        return {
-            path: found["document"]
-            if "document" in found
-            else CdiError(found["category"], found["error"])
-            for path, found in answer.items()
-        }
+    def _machine(self) -> Machine:
+        from gpuruntime.machine import Machine  # noqa: PLC0415 (most creates do without)
+
+        return Machine(self._config, self._cli_python, self._log)
 
 
 def _compile(path: str, cli_python: str, log: Log) -> Any:  # noqa: ANN401 (JSON)
     """Return the values of the config file *path*, compiled by the full interpreter."""
+    from gpuruntime import slowpath  # noqa: PLC0415 (once a config file)
+
     answer = slowpath.ask(cli_python, "config", path)
     if "error" in answer:
         raise ConfigError(answer["error"], answer["hint"])
@@ -155,7 +173,7 @@ def _restore(ignored: int) -> None:
     """Undo what CPython's start changed and an exec hands on: two signals and LC_CTYPE."""
     for bit, number in _IGNORED_BITS:
         if not ignored & bit:
-            signal.signal(number, signal.SIG_DFL)
+            _signal.signal(number, _signal.SIG_DFL)
     # CPython coerces the C locale by setting LC_CTYPE for its children. The kernel still has the
     # environment as it was; setenv and unsetenv leave the other entries where they are.
     with open("/proc/self/environ", "rb") as stream:

@@ -7,12 +7,12 @@ child is forked: the process that becomes the low-level runtime stays the one th
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # signal without enum
 import errno
-import json
 import os
-import signal
 import time
 
+from cdi import strictjson
 from gpuruntime.errors import DriverError, GpuRuntimeError
 
 TYPE_CHECKING = False
@@ -33,19 +33,22 @@ _HINT = 'run "{} -m gpuruntime.slow {}" to see why'
 def ask(cli_python: str, question: str, argument: object, deadline_s: float = DEADLINE_S) -> Any:  # noqa: ANN401 (JSON)
     """Return the answer of `gpuruntime.slow` to *question* about *argument*.
 
-    Raises GpuRuntimeError if the interpreter cannot be started or gives no answer, DriverError if
-    the driver is asked and takes longer than *deadline_s*: then the child is left to die, which
-    the kernel may put off.
+    *cli_python* is the interpreter, or the words of its command with line feeds between. Raises
+    GpuRuntimeError if that cannot be started or gives no answer, DriverError if the driver is
+    asked and takes longer than *deadline_s*: then the child is left to die, which the kernel may
+    put off.
     """
+    words = cli_python.split("\n")
+    command = " ".join(words)
     question_read = question_write = answer_read = answer_write = -1
     try:
         try:
             question_read, question_write = os.pipe()
             answer_read, answer_write = os.pipe()
             pid = os.posix_spawn(
-                cli_python,
+                words[0],
                 [
-                    *(cli_python, "-I", "-B", "-X", "utf8", "-m", "gpuruntime.slow"),
+                    *(*words, "-I", "-B", "-X", "utf8", "-m", "gpuruntime.slow"),
                     *(question, f"{deadline_s:g}"),
                 ],
                 ENVIRONMENT,
@@ -56,19 +59,17 @@ def ask(cli_python: str, question: str, argument: object, deadline_s: float = DE
                 ],
                 # The engine's mask and dispositions must not keep the child's deadline from it.
                 setsigmask=(),
-                setsigdef=(signal.SIGALRM, signal.SIGPIPE, signal.SIGCHLD),
+                setsigdef=(_signal.SIGALRM, _signal.SIGPIPE, _signal.SIGCHLD),
             )
         except OSError as error:
             hint = 'run "make setup" or install gpuruntime again'
             if error.errno == errno.EMFILE:
                 hint = "let the engine have more open files: RLIMIT_NOFILE"
-            raise GpuRuntimeError(
-                f'cannot start "{cli_python}": {error.strerror}', hint
-            ) from error
+            raise GpuRuntimeError(f'cannot start "{command}": {error.strerror}', hint) from error
         os.close(question_read)
         os.close(answer_write)
         question_read = answer_write = -1
-        talk = _Talk(question_write, json.dumps(argument).encode(), answer_read)
+        talk = _Talk(question_write, strictjson.dumps(argument).encode(), answer_read)
         question_write = answer_read = -1
         output = talk.finish(deadline_s + _GRACE_S)
     finally:
@@ -76,31 +77,31 @@ def ask(cli_python: str, question: str, argument: object, deadline_s: float = DE
             if fd >= 0:
                 os.close(fd)
     if output is None:
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, _signal.SIGKILL)
         _reap(pid, os.WNOHANG)
-    elif _reap(pid, 0) == signal.SIGALRM:
+    elif _reap(pid, 0) == _signal.SIGALRM:
         # It was late, and ended by its own deadline.
         output = None
     if output is None:
-        raise _late(cli_python, question, deadline_s)
+        raise _late(command, question, deadline_s)
     try:
-        return json.loads(output)
+        return strictjson.loads(output)
     except ValueError:
         raise GpuRuntimeError(
-            f'"{cli_python}" did not answer the question "{question}"',
-            _HINT.format(cli_python, question),
+            f'"{command}" did not answer the question "{question}"',
+            _HINT.format(command, question),
         ) from None
 
 
-def _late(cli_python: str, question: str, deadline_s: float) -> GpuRuntimeError:
+def _late(command: str, question: str, deadline_s: float) -> GpuRuntimeError:
     if question in _OF_DRIVER:
         return DriverError(
             f"the driver did not answer in {deadline_s:g} s",
             'look for NVRM and Xid lines in "dmesg"',
         )
     return GpuRuntimeError(
-        f'"{cli_python}" did not answer the question "{question}" in {deadline_s:g} s',
-        _HINT.format(cli_python, question),
+        f'"{command}" did not answer the question "{question}" in {deadline_s:g} s',
+        _HINT.format(command, question),
     )
 
 
@@ -167,6 +168,6 @@ def _reap(pid: int, options: int) -> int:
         # An engine that ignores SIGCHLD has it reaped by the kernel.
         pass
     # Only an engine that blocks the signal leaves it pending; that would outlive the exec.
-    if signal.SIGCHLD in signal.sigpending():
-        signal.sigtimedwait((signal.SIGCHLD,), 0)
+    if _signal.SIGCHLD in _signal.sigpending():
+        _signal.sigtimedwait((_signal.SIGCHLD,), 0)
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0

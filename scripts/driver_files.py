@@ -16,7 +16,7 @@ from pathlib import Path
 TREE = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TREE))
 
-from gpuruntime import capabilities, plan  # noqa: E402 (the path to it)
+from gpuruntime import plan, selection  # noqa: E402 (the path to it)
 from gpuruntime.discover import table  # noqa: E402
 from gpuruntime.discover.driver import DriverRoot, find_driver  # noqa: E402
 from gpuruntime.model import Driver, File, Library  # noqa: E402
@@ -94,7 +94,7 @@ class Root:
             for item in (*self.driver.libraries, *self.driver.files)
         }
         self.links = {link.partition("::")[2].lstrip("/") for link in plan.links(self.driver)}
-        self.brings = {name: _paths(capabilities.select(self.driver, [name])) for name in COLUMNS}
+        self.brings = {name: _paths(selection.select(self.driver, [name])) for name in COLUMNS}
 
     def files(self) -> list[str]:
         """Return the paths of all files and links, relative."""

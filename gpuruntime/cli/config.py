@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
+from gpuruntime import companion, options
 from gpuruntime import config as settings
-from gpuruntime import options
 from gpuruntime.cli import config_edit, config_lines
 from gpuruntime.cli import config_file as files
 from gpuruntime.cli.config_check import LDCONFIG, LDCONFIG_FEATURE, examine, sentence
@@ -191,6 +191,7 @@ def compile_command(outer: str | None, config_file: str | None) -> None:
     if path is None:
         found = settings.find(os.environ)
         if found is None:
+            companion.keep(os.environ)
             click.echo("no config file: the defaults are in force", err=True)
             return
         path = found[0]

@@ -7,6 +7,7 @@ import json
 import os
 from typing import Any
 
+from gpuruntime import companion
 from gpuruntime import config as settings
 from gpuruntime.cli import config_check, config_lines
 from gpuruntime.cli import config_file as files
@@ -14,8 +15,6 @@ from gpuruntime.cli.config_check import Finding
 from gpuruntime.errors import ConfigError
 from gpuruntime.system.paths import replace_file
 
-COMPANION = "launcher"
-COMPANION_HEAD = "gpuruntime-launcher 1"
 # A file of another program has one for each line: nobody reads on.
 MAX_WARNINGS = 50
 
@@ -35,6 +34,15 @@ def compile_file(path: str) -> tuple[dict[str, Any], list[str]]:
             f'"{settings.RUN_DIRECTORY}": {error.strerror}'
         )
     return values, warnings
+
+
+def driver_root() -> str:
+    """Return the driver root of the config file in force, "/" without one; raise ConfigError."""
+    found = settings.find(os.environ)
+    if found is None:
+        return "/"
+    values, _ = accepted(found[0], files.read(found[0])[0])
+    return settings.Config(values, found[0]).driver_root or "/"
 
 
 def accepted(path: str, text: str) -> tuple[dict[str, Any], list[str]]:
@@ -61,7 +69,7 @@ def accepted(path: str, text: str) -> tuple[dict[str, Any], list[str]]:
 
 
 def _store(path: str, status: os.stat_result, values: dict[str, Any]) -> None:
-    """Write the snapshot, and the companion from which the launcher learns the runtimes."""
+    """Write the snapshot, and the companion, which tells the launcher what it may do alone."""
     settings.make_directory(settings.RUN_DIRECTORY)
     dirfd = os.open(settings.RUN_DIRECTORY, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
@@ -69,16 +77,6 @@ def _store(path: str, status: os.stat_result, values: dict[str, Any]) -> None:
         snapshot = {"format": settings.FORMAT, "file": stamp, "values": values}
         data = json.dumps(snapshot).encode()
         replace_file(dirfd, os.path.basename(settings.SNAPSHOT), data, 0o644)
-        runtimes = settings.Config(values, path).runtimes
-        if not any("\n" in item for item in (path, *runtimes)):
-            lines = [
-                COMPANION_HEAD,
-                f"config {path}",
-                "stat " + " ".join(str(part) for part in stamp[1:]),
-                *(f"runtime {item}" for item in runtimes),
-                "end",
-                "",
-            ]
-            replace_file(dirfd, COMPANION, os.fsencode("\n".join(lines)), 0o644)
     finally:
         os.close(dirfd)
+    companion.store(settings.Config(values, path), stamp)

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from gpuruntime import capabilities, plan
+from gpuruntime import capabilities, plan, selection
+from gpuruntime.cli import config_compile
 from gpuruntime.cli.comma_option import CommaOption
 from gpuruntime.cli.output import write_stdout
 from gpuruntime.discover import driver as discovery
@@ -24,9 +25,9 @@ _KINDS = ("binary", "config", "xorg", "ipc", "firmware")
 @click.command("list")
 @click.option(
     "--driver-root",
-    default="/",
+    default="",
     envvar=["GPURUNTIME_DRIVER_ROOT", "NVIDIA_CTK_DRIVER_ROOT"],
-    help="Directory below which the driver is installed.  [default: /]",
+    help="Directory below which the driver is installed.  [default: config.toml's, or /]",
 )
 @click.option(
     *("--capability", "wanted"),
@@ -66,12 +67,12 @@ def list_(
             known = ", ".join((ALL, *capabilities.ALL))
             raise ConfigError(f'invalid driver capability: "{name}"', f"use {known}")
     found = discovery.find_driver(
-        discovery.DriverRoot(driver_root or "/"),
+        discovery.DriverRoot(driver_root or config_compile.driver_root()),
         library_search_path=library_search_paths,
         config_search_path=config_search_paths,
     )
     if wanted and ALL not in wanted:
-        found = capabilities.select(found, wanted)
+        found = selection.select(found, wanted)
     if as_json:
         write_stdout(f"{json.dumps(as_object(found), indent=2)}\n")
         return

@@ -11,31 +11,41 @@ from typing import Any
 
 from cdi.complete import in_user_namespace
 from cdi.registry import Registry
-from gpuruntime import slowpath
+from gpuruntime import programs, slowpath
 from gpuruntime.config import Config
-from gpuruntime.inventory_cache import InventoryCache, inventory_of
+from gpuruntime.grant import Grant
+from gpuruntime.inventory_cache import Found, InventoryCache, inventory_of
 from gpuruntime.log import Log
+from gpuruntime.machine import Machine
 from gpuruntime.model import Inventory
 from gpuruntime.oci import lowlevel
-from gpuruntime.shim import ShimHost
+from gpuruntime.request import Request
 
 RUNTIME = "gpu-container-runtime"
 
 
-class ExplainHost(ShimHost):
-    """The shim's host, of which nothing is changed; keeps what it was asked for.
+class ExplainHost(Machine):
+    """The shim's machine, of which nothing is changed; keeps what it was asked for.
 
     *machine* is the inventory, *specs* the CDI specs, each None until somebody asks; *notes* are
     sentences on what the shim would do and this does not.
     """
 
     def __init__(self, config: Config) -> None:
-        super().__init__(config, sys.executable, launcher(), Log(None, json_format=False))
+        super().__init__(config, sys.executable, Log(None, json_format=False))
         self.machine: Inventory | None = None
         self.specs: Registry | None = None
         self.notes: list[str] = []
 
-    def inventory(self, *, fresh: bool) -> tuple[Inventory, bool]:
+    def grant(self, asked: Request) -> Grant:
+        """Return what there is for *asked*, worked out anew."""
+        return self.work_out(asked, programs.hook_of(asked, self.program))[0]
+
+    def program(self, name: str) -> str:
+        """Return the path of the hook *name*; raise ConfigError if it is nowhere."""
+        return programs.find(name, self._config, launcher(), os.environ.get("PATH"))
+
+    def inventory(self, *, fresh: bool) -> Found:
         """Return the inventory of the snapshot, or a new one, which is not kept."""
         deadline_s = self._config["discovery-timeout"]
         root = self._config.driver_root or "/"
@@ -47,11 +57,9 @@ class ExplainHost(ShimHost):
         kept = None
         if not fresh and self._config["health"] != "nvml":
             kept = InventoryCache(root, discover, deadline_s).read()
-        if kept is not None:
-            self.machine = kept
-            return kept, False
-        self.machine = inventory_of(discover())
-        return self.machine, True
+        found = kept or Found(inventory_of(discover()), is_fresh=True, state=None)
+        self.machine = found.inventory
+        return found
 
     def registry(self) -> Registry:
         """Return the CDI specs of the configured directories."""
@@ -71,7 +79,7 @@ class ExplainHost(ShimHost):
 
 def launcher() -> str:
     """Return the path of the runtime that engines call: beside this program, else on PATH."""
-    beside = os.path.dirname(os.path.abspath(sys.argv[0]))
+    beside = os.path.dirname(os.path.realpath(sys.argv[0]))
     found = shutil.which(RUNTIME, path=f"{beside}:{os.path.dirname(sys.executable)}")
     return found or shutil.which(RUNTIME) or RUNTIME
 

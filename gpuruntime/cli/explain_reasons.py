@@ -10,7 +10,7 @@ from typing import Any
 from cdi.edits import describe
 from cdi.registry import Registry
 from cdi.wire import Edits
-from gpuruntime import automatic, capabilities, extras, model, plan, resolve
+from gpuruntime import automatic, capabilities, extras, model, plan, resolve, selection
 from gpuruntime import config as settings
 from gpuruntime.config import Config
 from gpuruntime.model import File, Inventory, Library
@@ -163,7 +163,7 @@ def files_left_out(
     for item in _files(machine):
         if item.container_path in mounted:
             continue
-        (name,) = capabilities.left_out(_only(item), _only())
+        (name,) = selection.left_out(_only(item), _only())
         if isinstance(item, File) and item.kind == "ipc" and name in asked.extras.capabilities:
             name = ""
         if not name:

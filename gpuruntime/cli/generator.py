@@ -15,8 +15,8 @@ import click
 from cdi import generate, names
 from cdi.errors import CdiError
 from cdi.wire import Edits, Spec
-from gpuruntime import capabilities, host_state, plan, resolve
-from gpuruntime.cli import features
+from gpuruntime import capabilities, host_state, plan, resolve, selection
+from gpuruntime.cli import config_compile, features
 from gpuruntime.cli.comma_option import CommaOption
 from gpuruntime.discover import fingerprint
 from gpuruntime.discover import inventory as machine
@@ -26,6 +26,7 @@ from gpuruntime.model import Inventory
 AUTO, NVML, MANAGEMENT = "auto", "nvml", "management"
 # The incumbent's, which are not there yet.
 _LATER = ("csv", "wsl")
+INCUMBENTS_HOOK = "nvidia-cdi-hook"
 FEATURES = (
     "disable-ipc-discoverer",
     "no-additional-gids-for-device-nodes",
@@ -78,7 +79,7 @@ _OPTIONS = (
     click.option(
         "--driver-root",
         envvar=["GPURUNTIME_DRIVER_ROOT", "NVIDIA_CTK_DRIVER_ROOT"],
-        help="Directory below which the driver is installed.  [default: /]",
+        help="Directory below which the driver is installed.  [default: config.toml's, or /]",
     ),
     click.option(
         "--dev-root",
@@ -206,7 +207,7 @@ def checked(**given: Any) -> Options:  # noqa: ANN401 (click's values)
 
     Warnings go to standard error.
     """
-    given["driver_root"] = given["driver_root"] or "/"
+    given["driver_root"] = given["driver_root"] or config_compile.driver_root()
     given["dev_root"] = given["dev_root"] or given["driver_root"]
     given["mode"] = _mode(given["mode"].lower())
     default_vendor = "management.nvidia.com" if given["mode"] == MANAGEMENT else "nvidia.com"
@@ -311,9 +312,9 @@ def _parts(chosen: Options, inventory: Inventory) -> tuple[list[tuple[str, Edits
         return named, features.common_edits()
     driver = inventory.driver
     if resolve.ALL not in chosen.driver_capabilities:
-        driver = capabilities.select(driver, chosen.driver_capabilities)
+        driver = selection.select(driver, chosen.driver_capabilities)
     if "disable-ipc-discoverer" in chosen.feature_flags:
-        driver = capabilities.without(driver, "ipc")
+        driver = selection.without(driver, "ipc")
     if chosen.mode == MANAGEMENT:
         named = [(resolve.ALL, plan.management_edits(inventory.management_nodes, style))]
         return named, plan.common_edits(driver, (), (), style)
@@ -403,11 +404,15 @@ def _lowered(spec: Spec, max_version: str) -> Spec:
 
 def _hook_path(given: str | None) -> str:
     """Return the absolute path of the hook that the spec names; raise ConfigError if unknown."""
-    name = os.path.basename(given or plan.HOOK_NAME)
     if given and given.startswith("/"):
         return given
-    # Beside the command, or beside the interpreter where that runs a module.
-    places = [os.path.dirname(os.path.abspath(path)) for path in (sys.argv[0], sys.executable)]
+    # By the incumbent's name, the spec is to be of use to its programs as well.
+    is_incumbent = os.path.basename(sys.argv[0]) == "nvidia-ctk"
+    name = os.path.basename(given or (INCUMBENTS_HOOK if is_incumbent else plan.HOOK_NAME))
+    # Beside the command, which may be called by a link, or beside the interpreter where that runs
+    # a module.
+    programs = (os.path.realpath(sys.argv[0]), os.path.abspath(sys.executable))
+    places = [os.path.dirname(path) for path in programs]
     found = shutil.which(name, path=os.pathsep.join(places)) or shutil.which(name)
     if found is None:
         raise ConfigError(

@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import click
@@ -26,6 +26,11 @@ from gpuruntime.inventory_cache import inventory_of
 FORMAT = 1
 _PROGRAMS = ("runc", "crun", "containerd", "dockerd", "podman", "crio", "systemctl")
 _OURS = ("gpu-container-runtime", "gpu-container-runtime-hook", "gpu-cdi-hook")
+_MAX_PROGRAM_BYTES = 1 << 20
+SLOWER = (
+    "Python: every call is slower, and a hook starts in its caller's environment; "
+    'for the native launcher install by a package, the bundle or "make install"'
+)
 _HIERARCHY = re.compile(r" (/sys/fs/cgroup\S*) .* - (cgroup2?) \S+ (\S+)$", re.MULTILINE)
 
 
@@ -50,6 +55,7 @@ def info(*, as_json: bool, no_driver: bool) -> None:
 def collect(machine: Machine, *, ask_driver: bool) -> dict[str, Any]:
     """Return what there is to say of *machine*, as JSON has it; `inventory` is that of a test."""
     config = machine.config
+    ours = {name: machine.find_program(name) or machine.beside(name) for name in _OURS}
     inventory, problem = _inventory(machine) if ask_driver else (None, "not asked")
     return {
         "format": FORMAT,
@@ -59,7 +65,8 @@ def collect(machine: Machine, *, ask_driver: bool) -> dict[str, Any]:
         "machine": os.uname().machine,
         "distribution": _distribution(machine),
         "programs": {name: _version(machine, name) for name in _PROGRAMS},
-        "ours": {name: machine.find_program(name) or machine.beside(name) for name in _OURS},
+        "ours": ours,
+        "launcher": _launcher(machine, ours.values()),
         "engines": {item.name: item.version for item in readers.installed(machine)},
         "config": {
             "path": machine.config_path(),
@@ -104,6 +111,14 @@ def _version(machine: Machine, name: str) -> dict[str, str] | None:
         return None
     lines = machine.output(path, "--version").splitlines()
     return {"path": path, "version": lines[0] if lines else ""}
+
+
+def _launcher(machine: Machine, paths: Iterable[str]) -> str:
+    """Return how the commands at *paths* run, "" if none of them is installed."""
+    data = [machine.read_bytes(path, _MAX_PROGRAM_BYTES) for path in paths if path]
+    if any(content is not None and content.startswith(b"#!") for content in data):
+        return SLOWER
+    return "native" if any(data) else ""
 
 
 def _driver(machine: Machine) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import sys
 
 import click
@@ -25,26 +27,83 @@ COMMANDS = {
 }
 
 
+# Switches to which the incumbent's programs take a value as well.
+_SWITCHES = frozenset(
+    {
+        *("--debug", "--quiet", "--in-place", "--no-all-device"),
+        *("--control-devices", "--create-all", "--create-device-nodes"),
+        *("--dry-run", "--load-kernel-modules"),
+    }
+)
+_ONE_DASH = re.compile(r"-[a-z][a-z.-]+(=|$)")
+_VALUES = {"1": True, "t": True, "true": True, "0": False, "f": False, "false": False}
+
+
 @click.group(
     cls=LazyGroup, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
 )
 @click.version_option(__version__, prog_name="gpuruntime")
-def root() -> None:
+@click.option(
+    *("--quiet", "-q"),
+    is_flag=True,
+    envvar=["GPURUNTIME_QUIET", "NVIDIA_CTK_QUIET"],
+    help="Say nothing but why it failed.",
+)
+@click.option(
+    *("--debug", "-d"),
+    is_flag=True,
+    envvar=["GPURUNTIME_DEBUG", "NVIDIA_CTK_DEBUG"],
+    help="Taken for the incumbent's sake: nothing is held back without it.",
+)
+@click.option(
+    "--config",
+    envvar="NVIDIA_CTK_CONFIG",
+    metavar="FILE",
+    help="The config.toml, for commands that read it.  [default: the one in force]",
+)
+@click.pass_context
+def root(ctx: click.Context, /, *, quiet: bool, debug: bool, config: str | None) -> None:
     """Put GPUs into containers."""
+    del debug
+    if config:
+        os.environ["GPURUNTIME_CONFIG"] = config
+    if quiet:
+        # Until the command has ended: errors are said behind that.
+        nothing = ctx.with_resource(open(os.devnull, "w"))  # noqa: SIM115 (it is a context)
+        ctx.with_resource(contextlib.redirect_stderr(nothing))
 
 
 def main() -> None:
     """Run the command line; a GpuRuntimeError becomes two lines and its exit code."""
     _occupy_standard_descriptors()
+    program = os.path.basename(sys.argv[0])
     try:
-        if os.path.basename(sys.argv[0]) == "nvidia-container-cli":
+        if program == "nvidia-container-cli":
             from gpuruntime.cli import container_cli  # noqa: PLC0415 (another program, nearly)
 
             container_cli.root(prog_name=container_cli.PROGRAM)
-        root(prog_name="gpuruntime")
+        root(_plain(sys.argv[1:], is_incumbent=program == "nvidia-ctk"), prog_name="gpuruntime")
     except GpuRuntimeError as error:
         print(f"error: {error.lines()}", file=sys.stderr)  # noqa: T201 (talk goes to stderr)
         sys.exit(error.exit_code)
+
+
+def _plain(words: list[str], *, is_incumbent: bool) -> list[str]:
+    """Return *words* with `--switch=true` as `--switch`, and without those that are false.
+
+    The incumbent's programs take a name behind one dash as behind two.
+    """
+    found = []
+    for word in words:
+        if is_incumbent and _ONE_DASH.match(word):
+            word = f"-{word}"  # noqa: PLW2901 (the same word)
+        name, _, value = word.partition("=")
+        is_on = _VALUES.get(value.lower()) if name in _SWITCHES else None
+        if is_on is None:
+            found.append(word)
+        elif is_on:
+            found.append(name)
+    return found
 
 
 def _occupy_standard_descriptors() -> None:

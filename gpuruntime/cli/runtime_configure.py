@@ -185,7 +185,7 @@ class _Options:
             raise ConfigError(
                 f'the drop-in "{self.drop_in}" is no absolute path', "give it from / on"
             )
-        return dataclasses.replace(place, drop_in=self.drop_in)
+        return dataclasses.replace(place, drop_in=self.drop_in, last="")
 
     def entry(self, place: Place) -> Entry:
         """Return the runtime that the engine is to know; raise ConfigError if it cannot be."""
@@ -254,7 +254,8 @@ def _tell(done: list[str], place: Place | None) -> None:
 
 def _installed(program: str) -> str:
     """Return the path of the *program* that is installed with us."""
-    beside = os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), program)
+    # The name that we were called by may be a link, with nothing else beside it.
+    beside = os.path.join(os.path.dirname(os.path.realpath(sys.argv[0])), program)
     for path in (beside, os.path.join(sys.prefix, "bin", program)):
         if os.access(path, os.X_OK):
             return path

@@ -23,6 +23,7 @@ from ways import Way
 
 RUN = Path("/run/gpuruntime")
 SNAPSHOT = RUN / "inventory.json"
+READY = RUN / "ready.json"
 LIBRARIES = Path(f"/usr/lib/{platform.machine()}-linux-gnu")
 # What the fake NVML reads.
 CONF = LIBRARIES / "fakenvml.conf"
@@ -182,8 +183,8 @@ def made() -> str | None:
 
 
 def forget() -> None:
-    """Remove what is kept of the inventory."""
-    for path in RUN.glob("inventory.*"):
+    """Remove what is kept of the inventory, and of what was made from it."""
+    for path in (*RUN.glob("inventory.*"), *RUN.glob(READY.name)):
         if path.is_dir() and not path.is_symlink():
             path.rmdir()
         else:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import creates
-from creates import CONF, LIBRARIES, RUN, SNAPSHOT, Creates
+from creates import CONF, LIBRARIES, READY, RUN, SNAPSHOT, Creates
 from drivers import TREE, FailedError, run
 from scenario import WORK, main
 
@@ -162,6 +162,7 @@ def held(bench: Creates) -> Found:
     fcntl.flock(lock, fcntl.LOCK_EX)
     found: Found = {"warm": bench.create()}
     SNAPSHOT.unlink()
+    READY.unlink()
     before = sorted(os.listdir(RUN))
     found["no GPU"] = [bench.create(None), bench.create("void")]
     found["same"] = before == sorted(os.listdir(RUN))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fuzz target for the launcher's parsers in C, built with sanitisers; compared with their twins.
 
-The command line is also read by gpuruntime/oci/argv.py, the companion file by a few lines here.
+The command line is also read by gpuruntime/oci/argv.py; the other files by a few lines here.
 """
 
 from __future__ import annotations
@@ -20,8 +20,14 @@ HERE = Path(__file__).parent
 TREE = HERE.parents[1]
 CASES = TREE / "tests" / "data" / "argv" / "cases.json"
 CASES_AT_A_TIME = 2000
+# Of launcher/text.h, without the last NUL: one more byte, and something may have been dropped.
+LONGEST_TEXT = (8 << 10) - 2
 # Parsers of the C files: others need a kernel around them, and have tests of their own.
-FUNCTIONS = ("find_option", "parse", "read_candidates", "equal", "until", "starts_with")
+FUNCTIONS = (
+    *("find_option", "parse", "parse_create", "equal", "until", "starts_with"),
+    *("read_names", "read_lists", "is_plain", "append_value", "read_values", "read_interpreter"),
+    *("learn", "digit", "hides", "is_at", "begins", "found_in"),
+)
 OPTIONS = (
     *("-std=gnu11", "-g", "-O1", "--coverage", "-Wno-unused-function"),
     *("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
@@ -29,6 +35,8 @@ OPTIONS = (
 )
 WORDS = (
     *(f"{dash}{name}" for name in argv.GLOBAL_OPTIONS for dash in ("-", "--")),
+    *(f"{dash}{name}" for name in argv.CREATE_OPTIONS for dash in ("-", "--")),
+    *("--bundle=/b", "-b=", "-f=x", "--config=", "-bX", "--pid-file=p"),
     *(
         "--root=/x",
         "--debug=false",
@@ -43,13 +51,22 @@ WORDS = (
     ),
 )
 LINES = (
-    "runtime runc\n",
-    "runtime /usr/bin/crun\n",
-    "end\n",
-    "end",
-    "runtime \n",
-    "runtime x",
-    "\n",
+    *("runtime runc\n", "runtime /usr/bin/crun\n", "creates pass\n", "creates python\n"),
+    *("word NVIDIA_\n", "word x\n", "end\n", "end", "runtime \n", "runtime x", "word \n", "\n"),
+)
+INTERPRETER = (
+    *("gpuruntime-interpreter 1\n", "library @/lib\n", "python @/bin/python\n", "python -s\n"),
+    *("slow /slow\n", "slow -x@/y@\n", "end\n", "end", "python \n", 'python "\n', "slow x", "\n"),
+    *("python @/@/\n", "library /l\n", f"slow /{'@/' * 1500}\n", f"library /{'x' * 9000}\n"),
+)
+GOOD_INTERPRETER = (
+    "gpuruntime-interpreter 1\n",
+    *("library @/lib\n", "python @/bin/python\n", "python -s\n", "slow /slow\n", "end\n"),
+)
+TRIGGERS = (b"NVIDIA_", b"nvidia.com/", b"NVIDIA", b"ab", b"aa", b"a")
+PIECES = (
+    *(b"NVIDIA_", b"NVIDIA", b"nvidia.com/", b"nvidia.com", b"a", b"b", b"aa", b"N", b"\\", b"u"),
+    *(b"\\u004e", b"\\u003c", b"\\u00", b"\\/", b"/", b'"', b"\0", b"\xff", b" " * 7, b"\\u002F"),
 )
 
 
@@ -70,27 +87,35 @@ def compare(rng: random.Random, texts: list[Any], place: Path) -> None:
     known = [case["arguments"] for case in json.loads(CASES.read_text())]
     cases, expected = [], []
     for _ in range(CASES_AT_A_TIME):
-        if rng.random() < 0.7:
-            words = list(rng.choice(known))
-            for _ in range(rng.randint(0, 3)):
-                words.insert(rng.randint(0, len(words)), rng.choice(WORDS))
-            data = "".join(f"{word}\0" for word in words).encode("utf-8", "surrogateescape")
-            cases.append((b"a", data))
-            expected.append(_words(words))
-        else:
-            text = "".join(rng.choices(LINES, k=rng.randint(0, 5))) + rng.choice(("", "end\n"))
-            cases.append((b"c", text.encode()))
-            expected.append(_candidates(text))
+        kind, data, wanted = rng.choices(
+            (_argv_case, _companion_case, _interpreter_case, _search_case), (4, 1, 1, 4)
+        )[0](rng, known)
+        cases.append((kind, data))
+        expected.append(wanted)
     file = place / "cases"
     file.write_bytes(b"".join(kind + struct.pack("<I", len(d)) + d for kind, d in cases))
     done = subprocess.run(
-        [build(place), file], cwd=place, capture_output=True, text=True, check=False, timeout=60
+        [build(place), file],
+        cwd=place,
+        capture_output=True,
+        text=True,
+        errors="surrogateescape",
+        check=False,
+        timeout=60,
     )
     if done.returncode != 0:
         raise AssertionError(done.stderr[:2000])
     for case, line, wanted in zip(cases, done.stdout.split("\n"), expected, strict=False):
         if wanted is not None and line != wanted:
             raise AssertionError(f"{case}: {line}, not {wanted}")
+
+
+def _argv_case(rng: random.Random, known: list[list[str]]) -> tuple[bytes, bytes, str | None]:
+    words = list(rng.choice(known))
+    for _ in range(rng.randint(0, 3)):
+        words.insert(rng.randint(0, len(words)), rng.choice(WORDS))
+    data = "".join(f"{word}\0" for word in words).encode("utf-8", "surrogateescape")
+    return b"a", data, _words(words)
 
 
 def _words(words: list[str]) -> str | None:
@@ -101,14 +126,81 @@ def _words(words: list[str]) -> str | None:
         return None
     queries = [name for name, _ in options if argv.GLOBAL_OPTIONS[name] == argv.QUERY]
     creates = not queries and bool(rest) and rest[0] == "create"
-    return f"1 {creates:d} {any(name in argv.VERSION_NAMES for name in queries):d}"
+    said = f"1 {creates:d} {any(name in argv.VERSION_NAMES for name in queries):d}"
+    if not creates:
+        return f"{said} 0"
+    if any(re.match("-[bf][^=]", word) for word in rest):
+        # crun's options with a value attached: only Python reads them.
+        return None
+    command = argv.parse(words)
+    if not (command.understood and command.creates):
+        return f"{said} 0"
+    return f"{said} 1 {command.bundle or '~'} {command.config or '~'}"
 
 
-def _candidates(text: str) -> str:
-    names = re.fullmatch(r"((?:runtime [^\n]+\n)*)end\n", text)
-    if names is None:
-        return "-"
-    return " | ".join(line.removeprefix("runtime ") for line in names[1].splitlines())
+def _companion_case(rng: random.Random, _: object) -> tuple[bytes, bytes, str]:
+    good = ("runtime runc\n", "creates pass\n", "word NVIDIA_\n", "word x\n", "end\n")
+    text = _spoiled(rng, good, LINES)
+    found = re.fullmatch(
+        r"((?:runtime [^\n]+\n)*)creates (python\n|pass\n((?:word [^\n]+\n)*))end\n", text
+    )
+    if found is None:
+        return b"c", text.encode(), "-"
+    words = "-" if found[3] is None else _names(found[3])
+    return b"c", text.encode(), f"{_names(found[1])} ; {words}"
+
+
+def _names(lines: str) -> str:
+    return " | ".join(line.partition(" ")[2] for line in lines.splitlines())
+
+
+def _interpreter_case(rng: random.Random, _: object) -> tuple[bytes, bytes, str]:
+    text = _spoiled(rng, GOOD_INTERPRETER, INTERPRETER)
+    value = r"[ !#-\[\]-~]+"
+    found = re.fullmatch(
+        rf"gpuruntime-interpreter 1\nlibrary ({value})\n((?:python {value}\n){{1,16}})"
+        rf"((?:slow {value}\n){{0,16}})end\n",
+        text,
+    )
+    if found is None:
+        return b"i", text.encode(), "-"
+    library, python, slow = (part.replace("@/", "/h/") for part in found.groups())
+    words, others = _names(python).split(" | "), _names(slow or python).split(" | ")
+    joined = "\\n".join(others)
+    # In the launcher, a NUL is behind each but the last of all.
+    sizes = (len(library) + 1, sum(map(len, words)) + len(words), len(joined))
+    if not all(part.startswith("/") for part in (library, words[0], others[0])):
+        return b"i", text.encode(), "-"
+    if max(sizes) > LONGEST_TEXT:
+        return b"i", text.encode(), "-"
+    return b"i", text.encode(), f"{library} | {' | '.join(words)} ; {joined}"
+
+
+def _spoiled(rng: random.Random, good: tuple[str, ...], lines: tuple[str, ...]) -> str:
+    """Return the text of *good*, with some of *lines* in it and some of its own away."""
+    found = list(good)
+    for _ in range(rng.choice((0, 1, 1, 2, 5, 20))):
+        place = rng.randint(0, len(found))
+        if rng.random() < 0.3:
+            del found[place : place + 1]
+        else:
+            found.insert(place, rng.choice(lines))
+    return "".join(found)
+
+
+def _search_case(rng: random.Random, _: object) -> tuple[bytes, bytes, str]:
+    words = rng.sample(TRIGGERS, rng.randint(0, len(TRIGGERS)))
+    text = b"".join(rng.choices(PIECES, k=rng.randint(0, 9)))
+    data = b"".join(word + b"\0" for word in words) + b"\0" + text
+    if b"a" in words:
+        return b"w", data, "-1"
+    # Of letters, digits and _-./=: only.
+    escapes = re.findall(rb"\\(/|u00[2-7][0-9A-Fa-f])", text)
+    hidden = any(
+        escape == b"/" or re.fullmatch(rb"[A-Za-z0-9_\-./=:]", bytes([int(escape[3:], 16)]))
+        for escape in escapes
+    )
+    return b"w", data, f"{hidden or any(word in text for word in words):d}"
 
 
 def covered(place: Path) -> dict[str, tuple[int, int]]:

@@ -19,11 +19,12 @@ from typing import Any
 from cdi import annotations, names, quick, registry
 from cdi import document as documents
 from cdi.errors import CdiError
-from gpuruntime import elf, host_state, ldcache, log, model_json, request
+from gpuruntime import __version__, elf, host_state, ldcache, log, model_json, ready, request
 from gpuruntime.cli import config_compile
 from gpuruntime.config import Config
 from gpuruntime.discover import nodes
 from gpuruntime.errors import BundleError, ConfigError, GpuRuntimeError, LdcacheError, RequestError
+from gpuruntime.grant import Grant
 from gpuruntime.oci import argv, bundle
 from gpuruntime.system import drop_in, loader, ops
 from gpuruntime.system import names as clean_names
@@ -290,6 +291,31 @@ def snapshot(data: bytes, rng: random.Random, place: Path) -> None:
     must(model_json.encode(inventory) == found["inventory"], "not as it was")
 
 
+def kept_grants(data: bytes, rng: random.Random, place: Path) -> None:
+    """Read what is kept between creates: a grant, or none; what is kept next is found."""
+    place.chmod(0o755)
+    path = place / ready.NAME
+    path.write_bytes(data.replace(b"VERSION", __version__.encode()))
+    path.chmod(0o644)
+    key = rng.choice((b"[1]", b"[2]", b"", b"\t", b'["jit-cdi",["all"]]'))
+    stamp = rng.choice((None, ["/x", 1, 2, 3, 4]))
+
+    def opened() -> ready.Ready:
+        found = ready.Ready(str(place))
+        values = found.values(["/x", 1, 2, 3, 4])
+        must(values is None or isinstance(values, dict), f"{values!r}")
+        found.use(stamp, {})
+        return found
+
+    found = opened().find(key)
+    must(found is None or isinstance(found, Grant), "no grant")
+    state = host_state.read({host_state.PROGRAM: [host_state.PROGRAM, [host_state.VERSION]]})
+    grant = Grant({"env": ["A=b"]}, notes=["a note"])
+    opened().keep(key, grant, state, of_inventory=rng.random() < 0.5)
+    must(opened().find(key) == grant, "not kept")
+    path.unlink()
+
+
 def cdi_annotations(data: bytes, rng: random.Random, place: Path) -> None:
     """Read annotations: names of devices, or an error."""
     del place
@@ -450,6 +476,7 @@ PARSERS: dict[str, tuple[Check, str, tuple[str, ...]]] = {
     ),
     "elf": (elf_file, "binary", ("gpuruntime/elf.py",)),
     "snapshot": (snapshot, "json", ("gpuruntime/model_json.py", "gpuruntime/host_state.py")),
+    "ready": (kept_grants, "json", ("gpuruntime/ready.py",)),
     "annotations": (cdi_annotations, "json", ("cdi/annotations.py",)),
     "config-toml": (
         config_toml,

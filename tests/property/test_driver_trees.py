@@ -15,7 +15,7 @@ from driver_roots import ALL, COMPUTE, VERSION, Tree, elf
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from gpuruntime import capabilities, plan
+from gpuruntime import capabilities, plan, selection
 from gpuruntime.discover.driver import DriverRoot, find_driver
 from gpuruntime.errors import GpuRuntimeError
 from gpuruntime.model import Driver
@@ -150,6 +150,6 @@ def test_what_is_found_can_be_trusted_and_named(steps: list[Step], version: str 
         event("found, with problems" if driver.problems else "found")
         check(tree, driver)
         for name in capabilities.ALL:
-            check(tree, capabilities.select(driver, [name]))
+            check(tree, selection.select(driver, [name]))
     finally:
         shutil.rmtree(directory)

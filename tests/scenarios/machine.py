@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,15 @@ def attack_names(prefix: str = "") -> list[str]:
     return [name for name in done.stdout.split() if name.startswith(prefix)]
 
 
-def run_on_host(program: Path, *words: str) -> dict[str, Any]:
-    """Run *program* with the arguments *words* on a simulated host; return what it prints."""
+def run_on_host(program: Path, *words: str, options: Sequence[str] = ()) -> dict[str, Any]:
+    """Run *program* with the arguments *words* on a simulated host with *options*.
+
+    Return what it prints.
+    """
     before = of_machine()
+    inside = [sys.executable, str(program), *words]
     done = subprocess.run(
-        [sys.executable, str(SIMHOST), "run", "--", sys.executable, str(program), *words],
+        [sys.executable, str(SIMHOST), "run", *options, "--", *inside],
         env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=300,
         stdin=subprocess.DEVNULL,
     )  # fmt: skip

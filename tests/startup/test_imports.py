@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 TREE = Path(__file__).parents[2]
 START_PYTHON = "/usr/bin/python3"
+# How old a spec is before it is taken for one that does not change.
+SETTLED_NS = 2_000_000_000
 
 # What we may import ourselves.
 OURS_MAY_IMPORT = {
@@ -36,27 +39,28 @@ BROUGHT = {
 }
 # gpuruntime.system alone; the shim changes nothing on the machine but the bundle.
 SYSTEM_ONLY = {"ctypes", "ctypes._endian", "_ctypes"}
-SHIM = {
-    *(
-        "cdi",
-        "cdi.complete",
-        "cdi.document",
-        "cdi.edits",
-        "cdi.quick",
-        "cdi.errors",
-        "cdi.names",
-        "cdi.registry",
-    ),
-    *("cdi.version", "gpuruntime", "gpuruntime.automatic", "gpuruntime.capabilities"),
-    *("gpuruntime.config", "gpuruntime.container", "gpuruntime.driver_version"),
-    *("gpuruntime.errors", "gpuruntime.extras", "gpuruntime.host_state", "gpuruntime.injection"),
-    *("gpuruntime.inventory_cache", "gpuruntime.log", "gpuruntime.model"),
-    *("gpuruntime.model_json", "gpuruntime.oci", "gpuruntime.oci.argv", "gpuruntime.oci.bundle"),
-    *("gpuruntime.oci.lowlevel", "gpuruntime.plan", "gpuruntime.programs", "gpuruntime.record"),
-    *("gpuruntime.request", "gpuruntime.requirements", "gpuruntime.resolve", "gpuruntime.shim"),
-    *("gpuruntime.slowpath", "gpuruntime.stale", "gpuruntime.trust"),
+# A create that gets what an earlier one got.
+WARM = {
+    *("cdi", "cdi.complete", "cdi.edits", "cdi.errors", "cdi.names", "cdi.strictjson"),
+    *("gpuruntime", "gpuruntime.capabilities", "gpuruntime.config", "gpuruntime.container"),
+    *("gpuruntime.errors", "gpuruntime.extras", "gpuruntime.grant", "gpuruntime.host_state"),
+    *("gpuruntime.injection", "gpuruntime.log", "gpuruntime.nodes", "gpuruntime.oci"),
+    *("gpuruntime.oci.argv", "gpuruntime.oci.bundle", "gpuruntime.oci.lowlevel"),
+    *("gpuruntime.programs", "gpuruntime.ready", "gpuruntime.record", "gpuruntime.request"),
+    *("gpuruntime.requirements", "gpuruntime.shim", "gpuruntime.trust"),
 }
+# One for which it is worked out.
+SHIM = {
+    *WARM,
+    *("cdi.document", "cdi.quick", "cdi.registry", "cdi.version", "gpuruntime.automatic"),
+    *("gpuruntime.driver_version", "gpuruntime.inventory_cache", "gpuruntime.machine"),
+    *("gpuruntime.model", "gpuruntime.model_json", "gpuruntime.plan", "gpuruntime.resolve"),
+    *("gpuruntime.selection", "gpuruntime.slowpath", "gpuruntime.sources", "gpuruntime.stale"),
+}
+# Each of these costs more than all of ours.
+TOO_MUCH = {"json", "re", "enum", "functools", "collections", "signal", "operator", "struct"}
 HOOK = {
+    *("cdi", "cdi.strictjson"),
     *("gpuruntime", "gpuruntime.errors", "gpuruntime.ldcache"),
     *("gpuruntime.ldcache_format", "gpuruntime.oci", "gpuruntime.oci.bundle"),
     *("gpuruntime.record", "gpuruntime.system", "gpuruntime.system.compat"),
@@ -136,26 +140,33 @@ def spec_text() -> str:
 
 @pytest.mark.parametrize("ending", ["json", "yaml"])
 def test_a_create_with_a_gpu_loads_only_what_is_allowed(tmp_path: Path, ending: str) -> None:
-    """The whole create path, also with a spec that goes through the slow path."""
+    """The whole create path, also with a spec that goes through the slow path, and again."""
     specs = tmp_path / "cdi"
-    specs.mkdir()
-    specs.chmod(0o755)
-    (specs / f"gpu.{ending}").write_text(spec_text())
-    (specs / f"gpu.{ending}").chmod(0o644)
+    for directory in (specs, tmp_path / "run"):
+        directory.mkdir()
+        directory.chmod(0o755)
+    spec = specs / f"gpu.{ending}"
+    spec.write_text(spec_text())
+    spec.chmod(0o644)
+    # Long ago: of a file of just now nothing is kept.
+    while time.time_ns() - spec.stat().st_ctime_ns < SETTLED_NS:
+        time.sleep(0.05)
     config = tmp_path / "config.json"
-    config.write_text('{"process": {"env": ["NVIDIA_VISIBLE_DEVICES=0"]}}')
-    loaded = start(
-        SHIM_CODE,
-        ["0", "", "gpu-container-runtime", "create", "--bundle", str(tmp_path), "one"],
-        TREE=str(TREE),
-        SPECS=str(specs),
-        MODE="cdi",
-        RUN=str(tmp_path / "run"),
-        CLI_PYTHON=sys.executable,
-        RESULT=str(tmp_path / "modules"),
-    )
-    assert json.loads(config.read_text())["linux"]["devices"][0]["path"] == "/dev/null"
-    assert loaded - OURS_MAY_IMPORT - BROUGHT == SHIM
+    for expected in (SHIM, WARM):
+        config.write_text('{"process": {"env": ["NVIDIA_VISIBLE_DEVICES=0"]}}')
+        loaded = start(
+            SHIM_CODE,
+            ["0", "", "gpu-container-runtime", "create", "--bundle", str(tmp_path), "one"],
+            TREE=str(TREE),
+            SPECS=str(specs),
+            MODE="cdi",
+            RUN=str(tmp_path / "run"),
+            CLI_PYTHON=sys.executable,
+            RESULT=str(tmp_path / "modules"),
+        )
+        assert json.loads(config.read_text())["linux"]["devices"][0]["path"] == "/dev/null"
+        assert loaded - OURS_MAY_IMPORT - BROUGHT == expected
+    assert loaded & TOO_MUCH == set()
 
 
 def test_the_hook_loads_only_what_is_allowed(tmp_path: Path) -> None:
@@ -178,6 +189,33 @@ def test_the_hook_loads_only_what_is_allowed(tmp_path: Path) -> None:
     assert (library.parent / "libtiny.so").is_symlink()
     assert (tmp_path / "rootfs" / "etc" / "ld.so.cache").is_file()
     assert loaded - OURS_MAY_IMPORT - BROUGHT - SYSTEM_ONLY == HOOK
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[", '{"a"', '{"a":1,}', '"x', "1 2", "nul", '"\\x"', "\ufeff1"]
+)
+def test_what_is_no_json_is_refused_also_before_json_is_loaded(text: str) -> None:
+    """The C scanner takes its errors from that package, which only then may cost something."""
+    code = f"""
+import sys
+sys.path.append({str(TREE)!r})
+from cdi import strictjson
+assert strictjson.loads('[{{"a": 1.5}}]') == [{{"a": 1.5}}]
+assert "json" not in sys.modules
+try:
+    strictjson.loads({text!r})
+except ValueError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [START_PYTHON, "-I", "-S", "-B", "-X", "utf8", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    with pytest.raises(ValueError, match=r".") as caught:
+        json.loads(text)
+    assert done.stdout == f"{caught.value}\n"
 
 
 def test_a_module_nobody_listed_is_seen(tmp_path: Path) -> None:

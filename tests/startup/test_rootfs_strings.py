@@ -63,8 +63,6 @@ ALLOWED = {
     ("hooks/prestart.py", "enter", "os.stat('/')"),
     ("hooks/prestart.py", "enter", "os.stat('/proc/self/ns/mnt')"),
     ("hooks/prestart.py", "enter", "'/proc/'"),
-    ("hooks/prestart.py", "_mounts_on_root", "open"),
-    ("hooks/prestart.py", "_mounts_on_root", "os.readlink(f'/proc/self/fd/{root.fd}')"),
     ("gpuruntime/system/bind.py", "execute", "os.path.lexists(self.host_path)"),
     ("hooks/prestart.py", "_load", "os.path.exists(path)"),
     (
@@ -77,11 +75,16 @@ ALLOWED = {
         "_masked_params",
         "os.open(PARAMS, os.O_RDONLY | os.O_CLOEXEC)",
     ),
+    ("gpuruntime/system/ops.py", "_masked_params", "os.open(DEVICES, os.O_PATH | os.O_CLOEXEC)"),
+    ("gpuruntime/system/paths.py", "require_proc", "os.open('/proc', _O_DIRECTORY)"),
     # By descriptor.
     ("gpuruntime/system/paths.py", "list_names", "os.scandir"),
     ("gpuruntime/system/paths.py", "change_mode", "os.chmod(f'/proc/self/fd/{fd}', mode)"),
     ("gpuruntime/system/mounts.py", "mount_id", "open"),
     ("gpuruntime/system/mounts.py", "_source_of", "open"),
+    ("gpuruntime/system/mounts.py", "_listed", "open"),
+    ("gpuruntime/system/mounts.py", "_place_of", "os.readlink(f'/proc/self/fd/{root.fd}')"),
+    ("gpuruntime/system/paths.py", "_remove_leftovers", "os.scandir"),
     # The host's ldconfig, in its sandbox: paths of the host, and `.` and `/` on the way into it.
     ("gpuruntime/system/sandbox.py", "_sealed_copy", "os.open(path, os.O_PATH | os.O_CLOEXEC)"),
     ("gpuruntime/system/sandbox.py", "_run", "os.open('/dev/null', os.O_RDWR | os.O_CLOEXEC)"),
@@ -105,7 +108,7 @@ ALLOWED = {
         "open_state",
         "os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)",
     ),
-    ("hooks/state.py", "open_root", "posixpath.join(bundle, path)"),
+    ("hooks/state.py", "open_container", "posixpath.join(bundle, path)"),
 }
 
 

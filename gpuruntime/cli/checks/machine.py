@@ -168,7 +168,7 @@ class Machine:
         """Return the path of *name* where the program that runs now is installed, "" if none."""
         if not self.is_live:
             return ""
-        places = (os.path.dirname(os.path.abspath(sys.argv[0])), os.path.join(sys.prefix, "bin"))
+        places = (os.path.dirname(os.path.realpath(sys.argv[0])), os.path.join(sys.prefix, "bin"))
         paths = [os.path.join(place, os.path.basename(name)) for place in places]
         return next((path for path in paths if self.is_program(path)), "")
 

@@ -117,8 +117,28 @@ def test_a_lone_surrogate_cannot_be_stored(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["config.json"]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"hooks\\u0000": {}}',
+        '{"Process\\u0000x": {}}',
+        '{"process": {"env": ["A=1\\u0000"]}}',
+        '{"process": {"env\\u0000": []}}',
+        '{"mounts": [{"destination": "/a\\u0000b"}]}',
+        '{"mounts": [{"destination\\u0000": "/a"}]}',
+        '{"linux": {"devices": [{"path": "/dev/a\\u0000"}]}}',
+        '{"hooks": {"prestart": [{"args": ["\\u0000"]}]}}',
+        '{"root": {"path": "/\\u0000"}}',
+    ],
+)
+def test_a_nul_in_what_we_read_is_a_doubt(tmp_path: Path, text: str) -> None:
+    """JSON-02: to a runtime in C, a name or a value ends there."""
+    put(tmp_path, text)
+    assert Bundle(str(tmp_path)).parse()[1] is not None
+
+
 def test_a_nul_escape_survives(tmp_path: Path) -> None:
-    """JSON-02: valid JSON, and not ours to judge."""
+    """JSON-02: valid JSON, and elsewhere not ours to judge."""
     put(tmp_path, '{"a": "\\u0000"}')
     bundle = Bundle(str(tmp_path))
     document, why = bundle.parse()

@@ -196,3 +196,21 @@ def test_standard_output_that_cannot_be_written_is_an_error(tree: Tree) -> None:
         )
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
+
+
+def test_without_an_option_the_driver_root_is_that_of_the_config(tree: Tree) -> None:
+    """As with `cdi generate`; the option goes before it, and a broken file is said."""
+    config = tree.path.parent / "config.toml"
+    config.write_text(f'[nvidia-container-cli]\nroot = "{tree.path}"\n')
+    by_option = run("list", "--driver-root", str(tree.path), GPURUNTIME_CONFIG="/nonexistent")
+    assert by_option.stdout
+    by_config = run("list", GPURUNTIME_CONFIG=str(config))
+    assert (by_config.stdout, by_config.returncode) == (by_option.stdout, 0)
+    config.write_text('[nvidia-container-cli]\nroot = "/no/such/root"\n')
+    assert run("list", GPURUNTIME_CONFIG=str(config)).returncode == 1
+    again = run("list", "--driver-root", str(tree.path), GPURUNTIME_CONFIG=str(config))
+    assert again.stdout == by_option.stdout
+    config.write_text("[[[")
+    done = run("list", GPURUNTIME_CONFIG=str(config))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "hint: " in done.stderr

@@ -177,10 +177,14 @@ def test_the_snapshot_and_the_companion_are_for_everybody_to_read(
     for name in ("config.json", "launcher"):
         assert (run_directory / name).stat().st_mode & 0o7777 == 0o644
     status = os.stat(path)
-    assert (run_directory / "launcher").read_text() == (
-        f"gpuruntime-launcher 1\nconfig {path}\n"
-        f"stat {status.st_dev} {status.st_ino} {status.st_size} {status.st_mtime_ns}\n"
-        "runtime /opt/runc\nend\n"
+    assert (
+        (run_directory / "launcher")
+        .read_text()
+        .startswith(
+            f"gpuruntime-launcher 2\nconfig {path}\n"
+            f"stat {status.st_dev} {status.st_ino} {status.st_size} {status.st_mtime_ns}\n"
+            "runtime /opt/runc\ncreates pass\nword NVIDIA_\n"
+        )
     )
 
 

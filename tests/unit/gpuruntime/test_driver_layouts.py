@@ -12,7 +12,7 @@ import pytest
 from driver_roots import ALL, COMPAT32, LAYOUTS, PROGRAMS, VERSION, Tree, build
 from simhost.artefacts import Library
 
-from gpuruntime import capabilities, plan
+from gpuruntime import plan, selection
 from gpuruntime.discover import places
 from gpuruntime.discover.driver import DriverRoot, find_driver, find_nvml
 from gpuruntime.model import Driver
@@ -154,9 +154,9 @@ def test_the_ends_of_links_that_programs_open(tmp_path: Path) -> None:
 def test_32_bit_libraries_come_with_compat32(tmp_path: Path) -> None:
     """B100: a program of 32 bits falls back to software without them."""
     driver = found(build(tmp_path / "root", "rhel"))
-    graphics = capabilities.select(driver, ["graphics"])
+    graphics = selection.select(driver, ["graphics"])
     assert {library.abi for library in graphics.libraries} == {"x86-64"}
-    both = capabilities.select(driver, ["graphics", "compat32"])
+    both = selection.select(driver, ["graphics", "compat32"])
     there = [library for library in both.libraries if library.abi == "i386"]
     assert f"/usr/lib/libGLX_nvidia.so.{VERSION}" in [lib.container_path for lib in there]
     icds = {f.container_path: f.capability for f in both.files if "icd.d" in f.container_path}

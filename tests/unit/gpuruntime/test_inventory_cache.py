@@ -77,8 +77,8 @@ class Host:
 
     def get(self, *, fresh: bool = False) -> tuple[str, bool]:
         """Return the driver's version, and whether that was asked for now."""
-        inventory, is_fresh = self.cache().get(fresh=fresh)
-        return inventory.driver.version, is_fresh
+        found = self.cache().get(fresh=fresh)
+        return found.inventory.driver.version, found.is_fresh
 
     @property
     def snapshot(self) -> Path:
@@ -106,7 +106,7 @@ def test_the_driver_is_asked_once_for_a_host(host: Host) -> None:
     assert host.get() == ("1", False)
     found = host.cache().read()
     assert found is not None
-    assert found.driver.version == "1"
+    assert found.inventory.driver.version == "1"
     host.change()
     assert host.cache().read() is None
     assert host.get() == ("2", True)

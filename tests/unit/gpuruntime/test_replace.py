@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -107,3 +108,104 @@ def test_many_at_once(put: Callable[[int, str], None], dirfd: int, tmp_path: Pat
         list(pool.map(try_often, range(4)))
     assert os.listdir(tmp_path) == ["x"]
     assert content(tmp_path / "x") == "ours"
+
+
+def test_race_04_the_half_of_another_hook_is_never_put_in_place(
+    dirfd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two hooks on one root: one is about to rename while the other has begun to write."""
+    rename, write = os.rename, os.write
+    has_half, may_go_on = threading.Event(), threading.Event()
+    second = threading.Thread(target=replace_file, args=(dirfd, "x", b"second\n" * 9, 0o644))
+    read = []
+
+    def write_half(fd: int, data: bytes) -> int:
+        if threading.current_thread() is not second or has_half.is_set():
+            return write(fd, data)
+        count = write(fd, data[: len(data) // 2])
+        has_half.set()
+        assert may_go_on.wait(10)
+        return count
+
+    def rename_late(*names: str, **places: int) -> None:
+        if threading.current_thread() is second:
+            rename(*names, **places)  # type: ignore[arg-type]  # as it was called
+            return
+        if not second.ident:
+            second.start()
+            assert has_half.wait(10)
+        try:
+            rename(*names, **places)  # type: ignore[arg-type]  # as it was called
+            read.append((tmp_path / "x").read_bytes())
+        finally:
+            may_go_on.set()
+
+    monkeypatch.setattr(os, "write", write_half)
+    monkeypatch.setattr(os, "rename", rename_late)
+    replace_file(dirfd, "x", b"first\n", 0o644)
+    second.join(10)
+    # Whichever is the last, it is whole.
+    assert {*read, (tmp_path / "x").read_bytes()} <= {b"first\n", b"second\n" * 9}
+    assert read
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_link_04_a_name_that_somebody_guessed(
+    dirfd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """He has put a link there in the moment before: nothing is written through it."""
+    victim = tmp_path / "victim"
+    victim.write_text("must stay")
+    guessed = []
+
+    def guess(count: int) -> bytes:
+        name = tmp_path / f".gpuruntime.x.{bytes(count).hex()}"
+        if guessed:
+            return b"\1" * count
+        guessed.append(name)
+        name.symlink_to(victim)
+        return bytes(count)
+
+    monkeypatch.setattr(os, "urandom", guess)
+    put_file(dirfd, "x")
+    assert victim.read_text() == "must stay"
+    assert content(tmp_path / "x") == "ours"
+    assert guessed[0].is_symlink()
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "fifo", "directory"])
+def test_time_02_what_killed_hooks_have_left_is_taken_away(
+    dirfd: int, tmp_path: Path, kind: str
+) -> None:
+    """Each has left another name; what is not of this file stays."""
+    for number in range(3):
+        name = tmp_path / f".gpuruntime.x.{number:016x}"
+        if kind == "file":
+            name.write_text("half")
+        elif kind == "link":
+            name.symlink_to("/nowhere")
+        elif kind == "fifo":
+            os.mkfifo(name)
+        else:
+            name.mkdir()
+    others = [".gpuruntime.xy.0", ".gpuruntime.y", "x.0"]
+    for other in others:
+        (tmp_path / other).touch()
+    put_file(dirfd, "x")
+    left = set(os.listdir(tmp_path)) - {*others, "x"}
+    assert len(left) == (3 if kind == "directory" else 0)
+    assert set(others) <= set(os.listdir(tmp_path))
+    assert content(tmp_path / "x") == "ours"
+
+
+def test_a_directory_that_is_gone(tmp_path: Path) -> None:
+    """It has no names any more, and no try of another one would help."""
+    place = tmp_path / "gone"
+    place.mkdir()
+    fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+    place.rmdir()
+    try:
+        with pytest.raises(FileNotFoundError):
+            put_file(fd, "x")
+    finally:
+        os.close(fd)

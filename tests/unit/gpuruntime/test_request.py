@@ -184,6 +184,7 @@ def escaped(text: str, *positions: int) -> bytes:
         escaped("NVIDIA_VISIBLE_DEVICES", *range(22)),
         rb'["\u004EVIDIA\u005FVISIBLE_DEVICES=0"]',
         rb'["\u004eVIDIA\u005fVISIBLE_DEVICES=0"]',
+        rb'["nvidia.com\/gpu=0"]',
         # Of two backslashes the second is escaped: harmless, but towards Python.
         rb'["\\u004e"]',
     ],

@@ -15,6 +15,7 @@ from gpuruntime.config import Config
 from gpuruntime.errors import UnresolvedDeviceError
 from gpuruntime.log import Log
 from gpuruntime.oci import argv
+from gpuruntime.ready import Ready
 
 SPEC = {
     "cdiVersion": "0.5.0",
@@ -42,7 +43,8 @@ def created(place: Path, document: dict[str, Any], **values: Any) -> tuple[list[
     cdi = {f"{runtime}.mode": "cdi", f"{runtime}.modes.cdi.spec-dirs": [str(specs)]}
     config = Config({**cdi, **values}, None)
     records = Log(str(log), json_format=False)
-    host = shim.ShimHost(config, sys.executable, "/usr/bin/gpu-container-runtime", records)
+    launcher = "/usr/bin/gpu-container-runtime"
+    host = shim.ShimHost(config, sys.executable, launcher, records, Ready(str(place)))
     shim.inject(command, config, host, records)
     result = json.loads((bundle / "config.json").read_text())
     text = log.read_text() if log.exists() else ""

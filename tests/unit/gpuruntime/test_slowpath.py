@@ -63,6 +63,14 @@ def test_question_and_answer_may_be_larger_than_a_pipe(interpreter: Path) -> Non
     assert_no_child()
 
 
+def test_the_interpreter_may_be_a_command_of_several_words(interpreter: Path) -> None:
+    """A Python that has its own loader is started by that."""
+    inner = script(interpreter, 'cat >/dev/null; printf \'["%s", "%s"]\' "$1" "$2"')
+    assert slowpath.ask(f"/bin/sh\n{inner}\n-x", "word", None) == ["-x", "-I"]
+    with pytest.raises(GpuRuntimeError, match=r'cannot start "/no/loader --library-path /x p":'):
+        slowpath.ask("/no/loader\n--library-path\n/x\np", "word", None)
+
+
 def test_the_child_has_nothing_of_the_engine(
     interpreter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Create again what was created before: whether it is the same, and what it costs.
+
+For the simulated host. Prints one JSON object. "cases": request → what came of the first create
+and of the second. "counts": what → instructions up to the exec of a low-level runtime that is no
+program, for counting ends at an exec that succeeds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import scenario
+
+PYTHON = ("/usr/bin/python3", "-I", "-S", "-B", "-X", "utf8", "-c")
+RUN = Path("/run/gpuruntime")
+READY = RUN / "ready.json"
+CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
+SETTLED_S = 1.2
+VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+# Name → mode, environment, and whether the second create is given what the first one was.
+CASES: dict[str, tuple[str, list[str], bool]] = {
+    "all": ("auto", [f"{VISIBLE}=all"], True),
+    "two": ("auto", [f"{VISIBLE}=1,3"], True),
+    "driver only": ("auto", [f"{VISIBLE}=none"], True),
+    "all capabilities": ("auto", [f"{VISIBLE}=0", f"{CAPABILITIES}=all"], True),
+    "unknown capability": ("auto", [f"{VISIBLE}=0", f"{CAPABILITIES}=utility,flying"], True),
+    "requirement": ("auto", [f"{VISIBLE}=0", "NVIDIA_REQUIRE_CUDA=cuda>=11.0"], True),
+    # The driver is asked for it each time.
+    "MIG device": ("auto", [f"{VISIBLE}=7:0"], False),
+    "legacy": ("legacy", [f"{VISIBLE}=0,1"], True),
+    "cdi": ("cdi", [f"{VISIBLE}=all"], True),
+    "cdi, one": ("auto", [f"{VISIBLE}=nvidia.com/gpu=1"], True),
+    "cdi, MIG device": ("cdi", [f"{VISIBLE}=7:1"], True),
+    "cdi, driver only": ("cdi", [f"{VISIBLE}=none"], True),
+    "nothing": ("auto", [f"{VISIBLE}=void"], False),
+}
+
+
+class Place:
+    """A bundle, a config, our modules with their bytecode, and a runtime that is no program."""
+
+    def __init__(self, top: Path) -> None:
+        self.library = top / "library"
+        for package in ("cdi", "gpuruntime", "hooks"):
+            shutil.copytree(
+                scenario.TREE / package,
+                self.library / package,
+                ignore=shutil.ignore_patterns("__pycache__"),
+            )
+        compiler = (PYTHON[0], "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash")
+        scenario.run(*compiler, self.library)
+        self.bundle = scenario.make_bundle(top, "all")
+        self.document = self.bundle / "config.json"
+        self.original = json.loads(self.document.read_text())
+        self.config = top / "config.toml"
+        self.log = top / "log"
+        self.callgrind = top / "callgrind"
+        self.runtime = top / "runtime"
+        self.runtime.write_text("not a program\n")
+        self.runtime.chmod(0o755)
+        self.hook = top / "gpu-cdi-hook"
+        shutil.copy("/bin/true", self.hook)
+
+    def prepare(self, mode: str, environment: list[str]) -> None:
+        """Have the container ask by *environment*, in *mode*."""
+        self.config.write_text(
+            f'[nvidia-container-runtime]\nruntimes = ["{self.runtime}"]\nmode = "{mode}"\n'
+            f'[nvidia-ctk]\npath = "{self.hook}"\n'
+            f'[nvidia-container-runtime-hook]\npath = "{self.hook}"\n'
+        )
+        self.original["process"]["env"] = ["PATH=/bin", *environment]
+
+    def command(self) -> list[str]:
+        """Return the create, as the launcher starts it."""
+        code = f"import sys;sys.path.append({str(self.library)!r});"
+        code += f"from gpuruntime.shim import main;main({sys.executable!r})"
+        words = ["--log", str(self.log), "create", "--bundle", str(self.bundle), "one"]
+        return [*PYTHON, code, "0", "0:0", "gpu-container-runtime", *words]
+
+    def hook_command(self) -> list[str]:
+        """Return the hook of the config.json that is there, as the launcher starts it."""
+        code = f"import sys;sys.path.append({str(self.library)!r});"
+        code += "from hooks.entry import main;main()"
+        config = json.loads(self.document.read_text())
+        (hook,) = config["hooks"]["createContainer"]
+        return [*PYTHON, code, *hook["args"]]
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run *command*, a hook too, before a config.json that nobody changed."""
+        self.document.write_text(json.dumps(self.original))
+        state = json.dumps({"ociVersion": "1.0.2", "bundle": str(self.bundle)})
+        self.log.unlink(missing_ok=True)
+        environment = {"PATH": "/usr/bin:/bin", "GPURUNTIME_CONFIG": str(self.config)}
+        return subprocess.run(
+            command, env=environment, input=state, capture_output=True, text=True, check=False
+        )
+
+    def create(self) -> dict[str, Any]:
+        """Create; return the config.json that is left, and what was said, without times."""
+        done = self.run(*self.command())
+        said = self.log.read_text() if self.log.exists() else ""
+        return {
+            "status": done.returncode,
+            "config": self.document.read_text(),
+            "said": re.sub(r'time="[^"]*" ', "", said),
+        }
+
+    def count(self, *command: str) -> int:
+        """Return how many instructions *command* takes, its children aside."""
+        output = f"--callgrind-out-file={self.callgrind}"
+        done = self.run("valgrind", "--tool=callgrind", output, *command)
+        counted = re.findall(r"Collected : (\d+)", done.stderr)
+        if not counted:
+            sys.exit(done.stderr)
+        # The process itself is the last to end.
+        return int(counted[-1])
+
+
+def forget() -> None:
+    """Remove what is kept between creates."""
+    for path in RUN.iterdir():
+        if path.is_file():
+            path.unlink()
+
+
+def marked() -> tuple[int, int] | None:
+    """Return what is another after each grant that is kept."""
+    if not READY.exists():
+        return None
+    status = READY.stat()
+    return status.st_ino, status.st_mtime_ns
+
+
+def main() -> None:
+    """Go through the CASES that are named, count, and print what was seen."""
+    top = Path(tempfile.mkdtemp(prefix="gpuruntime-start-path-"))
+    top.chmod(0o755)
+    found: dict[str, Any] = {"cases": {}, "counts": {}}
+    counted = shutil.which("valgrind") is not None
+    try:
+        place = Place(top)
+        scenario.generate()
+        # Of a spec that is younger nothing is kept.
+        time.sleep(SETTLED_S)
+        for name in sys.argv[1:]:
+            mode, environment, is_kept = CASES[name]
+            place.prepare(mode, environment)
+            if RUN.exists():
+                forget()
+            first = place.create()
+            before = marked()
+            second = place.create()
+            hit = before is not None and marked() == before
+            found["cases"][name] = {"first": first, "second": second, "hit": hit, "kept": is_kept}
+            if counted and name in ("all", "cdi"):
+                found["counts"][name] = place.count(*place.command())
+            if counted and name == "all":
+                found["counts"]["hook"] = place.count(*place.hook_command())
+        if counted:
+            found["counts"]["floor"] = place.count(*PYTHON, "pass")
+    finally:
+        shutil.rmtree(top)
+        if RUN.exists():
+            forget()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
