@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections import Counter
 
 import pytest
+from watched import build as watched
 
 REQUIRE = "GPURUNTIME_TEST_REQUIRE"
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
@@ -31,10 +33,15 @@ tier_by_test: dict[str, str] = {}
 
 
 def pytest_configure() -> None:
-    """Refuse a promise of a tier that does not exist."""
+    """Refuse a promise of a tier that does not exist; have the launcher that tests watch."""
     unknown = required() - set(PRIVILEGED)
     if unknown:
         raise pytest.UsageError(f"{REQUIRE}: no tier {', '.join(sorted(unknown))}")
+    if os.geteuid() == 0 and shutil.which("gcc"):
+        try:
+            watched.build()
+        except subprocess.CalledProcessError as error:
+            raise pytest.UsageError(f"the watched launcher: {error.stderr}") from error
 
 
 def required() -> set[str]:

@@ -19,9 +19,11 @@
 enum {
 	SYS_read = 0, SYS_write = 1, SYS_close = 3, SYS_rt_sigaction = 13, SYS_rt_sigprocmask = 14,
 	SYS_execve = 59, SYS_fcntl = 72, SYS_chdir = 80, SYS_umask = 95, SYS_geteuid = 107,
-	SYS_exit_group = 231, SYS_openat = 257, SYS_prlimit64 = 302, SYS_statx = 332,
+	SYS_fchmod = 91, SYS_fchown = 93, SYS_getdents64 = 217, SYS_exit_group = 231, SYS_openat = 257,
+	SYS_unlinkat = 263, SYS_renameat = 264, SYS_readlinkat = 267, SYS_prlimit64 = 302,
+	SYS_getrandom = 318, SYS_statx = 332,
 	SYS_close_range = 436,
-	O_NOFOLLOW = 0400000,
+	O_DIRECTORY = 0200000, O_NOFOLLOW = 0400000,
 };
 
 /* One system call; the result is the kernel's, errors are negative. */
@@ -40,16 +42,18 @@ static long call(long number, long a, long b, long c, long d, long e)
 
 #define ENTRY \
 	".globl _start\n_start:\n\txor %ebp, %ebp\n\tmov %rsp, %rdi\n" \
-	"\tsub $128, %rsp\n\tand $-16, %rsp\n\tcall start\n\tud2\n"
+	"\tsub $256, %rsp\n\tand $-16, %rsp\n\tcall start\n\tud2\n"
 
 #elif defined(__aarch64__)
 
 enum {
-	SYS_fcntl = 25, SYS_chdir = 49, SYS_openat = 56, SYS_close = 57, SYS_read = 63,
-	SYS_write = 64, SYS_exit_group = 94, SYS_rt_sigaction = 134, SYS_rt_sigprocmask = 135,
-	SYS_umask = 166, SYS_geteuid = 175, SYS_execve = 221, SYS_prlimit64 = 261, SYS_statx = 291,
+	SYS_fcntl = 25, SYS_unlinkat = 35, SYS_renameat = 38, SYS_chdir = 49, SYS_fchmod = 52,
+	SYS_fchown = 55, SYS_openat = 56, SYS_close = 57, SYS_getdents64 = 61, SYS_read = 63,
+	SYS_write = 64, SYS_readlinkat = 78, SYS_exit_group = 94, SYS_rt_sigaction = 134,
+	SYS_rt_sigprocmask = 135, SYS_umask = 166, SYS_geteuid = 175, SYS_execve = 221,
+	SYS_prlimit64 = 261, SYS_getrandom = 278, SYS_statx = 291,
 	SYS_close_range = 436,
-	O_NOFOLLOW = 0100000,
+	O_DIRECTORY = 040000, O_NOFOLLOW = 0100000,
 };
 
 /* One system call; the result is the kernel's, errors are negative. */
@@ -71,7 +75,7 @@ static long call(long number, long a, long b, long c, long d, long e)
 
 #define ENTRY \
 	".globl _start\n_start:\n\tmov x29, #0\n\tmov x30, #0\n\tmov x0, sp\n" \
-	"\tsub sp, sp, #128\n\tbl start\n\tbrk #0\n"
+	"\tsub sp, sp, #256\n\tbl start\n\tbrk #0\n"
 
 #else
 #error "the launcher knows x86-64 and aarch64"
@@ -80,9 +84,10 @@ static long call(long number, long a, long b, long c, long d, long e)
 /* ---- the kernel, the same everywhere ---- */
 
 enum {
-	ENOENT = 2, E2BIG = 7, ENOEXEC = 8, EACCES = 13, ENOTDIR = 20,
-	O_RDWR = 2, O_NONBLOCK = 04000, O_CLOEXEC = 02000000,
-	AT_FDCWD = -100, AT_EMPTY_PATH = 0x1000, STATX_BASIC_STATS = 0x7ff,
+	ENOENT = 2, E2BIG = 7, ENOEXEC = 8, EACCES = 13, ENOTDIR = 20, ELOOP = 40,
+	O_WRONLY = 1, O_RDWR = 2, O_CREAT = 0100, O_EXCL = 0200, O_NONBLOCK = 04000, O_CLOEXEC = 02000000,
+	O_PATH = 010000000,
+	AT_FDCWD = -100, AT_SYMLINK_NOFOLLOW = 0x100, AT_EMPTY_PATH = 0x1000, STATX_BASIC_STATS = 0x7ff,
 	S_IFMT = 0170000, S_IFREG = 0100000, S_IFDIR = 0040000,
 	F_GETFD = 1, SIG_SETMASK = 2, SIGPIPE = 13, SIGXFSZ = 25, LAST_SIGNAL = 64,
 	RLIMIT_NOFILE = 7,

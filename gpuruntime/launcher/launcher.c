@@ -12,111 +12,59 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "companion.h"
+#include "environment.h"
+#include "files.h"
+#include "interpreter.h"
 #include "kernel.h"
 #include "options.h"
+#include "report.h"
 #include "text.h"
+#include "triggers.h"
 
-#if !defined(LIBDIR) || !defined(PYTHON) || !defined(CLI_PYTHON) || !defined(VERSION)
-#error "LIBDIR, PYTHON, CLI_PYTHON and VERSION are string constants of the build, see README.md"
-#endif
-
-/* Only tests set these three. */
-#ifndef COMPANION
-#define COMPANION "/run/gpuruntime/launcher"
-#endif
-#ifndef CONFIG_ROOT
-#define CONFIG_ROOT "/etc"
-#endif
+/* Only tests set it. */
 #ifndef STANDARD_PATH
 #define STANDARD_PATH "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 #endif
 
-#define LIBRARY "import sys;sys.path.append(\"" LIBDIR "\");"
-#define SHIM_CODE LIBRARY "from gpuruntime.shim import main;main(\"" CLI_PYTHON "\")"
-#define HOOK_CODE LIBRARY "from hooks.entry import main;main(\"" CLI_PYTHON "\")"
-
-/* Writable pointers that launch() needs in front of argv[0]: Python's own
- * arguments go there, so an argument list of any length costs no copy. */
-#define ROOM 16
-
-/* What is being looked at, what the companion must begin with, what is said. */
-static struct text path;
-static struct text expected;
-static struct text message;
-
-/* The last component of argv[0].  Not initialised here: without initialised data there is no data
- * segment, which the linker would pad to the largest page, 64 KiB on aarch64. */
-static const char *program;
-
-/* The value of *name* in the environment: its first entry, as getenv(3); NULL if unset or empty. */
-static const char *value_of(char **envp, const char *name)
-{
-	size_t length = until(name, '\0');
-
-	for (; *envp != NULL; envp++) {
-		if (starts_with(*envp, name, length) && (*envp)[length] == '=') {
-			const char *value = *envp + length + 1;
-
-			return *value != '\0' ? value : NULL;
-		}
-	}
-	return NULL;
-}
-
-/* Begins a message with our name, as the shim's begin. */
-static void begin(const char *word)
-{
-	clear(&message);
-	append_plain(&message, program);
-	append(&message, ": ");
-	append(&message, word);
-}
+/* A name of the incumbent's; beside the launcher's own file, it is the command line. */
+#define TOOL "nvidia-ctk"
 
 /* ---- Python ---- */
 
-/* Says what came of *attempt* on *object* and leaves. */
-static _Noreturn void fail(const char *attempt, const char *object, long error, const char *hint, int status)
+/* Becomes Python running main() of *module* with argv as its arguments; overwrites the room before
+ * argv.  If that cannot be, leaves as a shell would: 127 not found, 126 not executable. */
+static _Noreturn void start_python(char **argv, char **envp, const char *module)
 {
-	begin("runtime: cannot ");
-	append(&message, attempt);
-	append(&message, " ");
-	append_quoted(&message, object);
-	append(&message, ": ");
-	if (error == -ENOENT) {
-		append(&message, "no such file or directory");
-	} else if (error == -EACCES) {
-		append(&message, "permission denied");
-	} else if (error == -ENOEXEC) {
-		append(&message, "exec format error");
-	} else if (error == -E2BIG) {
-		append(&message, "argument list too long");
-	} else {
-		append(&message, "errno ");
-		append_number(&message, (uint64_t)-error);
-	}
-	append(&message, "\nhint: ");
-	append(&message, hint);
-	append(&message, "\n");
-	write_out(2, &message);
-	leave(status);
-}
-
-/* Becomes Python running *code* with argv as its arguments; overwrites the room before argv.
- * If that cannot be, leaves as a shell would: 127 not found, 126 not executable. */
-static _Noreturn void start_python(char **argv, char **envp, const char *code)
-{
-	static const char *const isolated[] = {PYTHON, "-I", "-S", "-B", "-X", "utf8", "-c"};
+	static const char *const isolated[] = {"-I", "-S", "-B", "-X", "utf8", "-c"};
+	static struct interpreter interpreter;
+	static struct text code;
+	const char *word = interpreter.words.bytes;
 	const size_t count = sizeof isolated / sizeof *isolated;
 	long error;
 
+	find_interpreter(&interpreter);
+	append(&code, "import sys;sys.path.append(\"");
+	append(&code, interpreter.library.bytes);
+	append(&code, "\");from ");
+	append(&code, module);
+	append(&code, " import main;main(\"");
+	append(&code, interpreter.slow.bytes);
+	append(&code, "\")");
+	if (!fits(&code))
+		fail("use", path.bytes, -TOO_LARGE, "install gpuruntime at a shorter path", 127);
 	argv--;
-	*argv = (char *)(uintptr_t)code;
+	*argv = code.bytes;
 	argv -= count;
 	for (size_t i = 0; i < count; i++)
 		argv[i] = (char *)(uintptr_t)isolated[i];
-	error = call(SYS_execve, (long)PYTHON, (long)argv, (long)envp, 0, 0);
-	fail("execute", PYTHON, error, "install Python 3.9 or newer as \"" PYTHON "\"",
-		error == -ENOENT || error == -ENOTDIR ? 127 : 126);
+	argv -= interpreter.count;
+	for (size_t i = 0; i < interpreter.count; i++) {
+		argv[i] = (char *)(uintptr_t)word;
+		word += until(word, '\0') + 1;
+	}
+	error = call(SYS_execve, (long)argv[0], (long)argv, (long)envp, 0, 0);
+	fail("execute", argv[0], error, interpreter.hint, error == -ENOENT || error == -ENOTDIR ? 127 : 126);
 }
 
 /* ---- hook role ---- */
@@ -171,159 +119,10 @@ static _Noreturn void run_hook(char **argv)
 	for (long number = 1; number <= LAST_SIGNAL; number++)
 		call(SYS_rt_sigaction, number, (long)&by_default, 0, sizeof none, 0);
 	call(SYS_rt_sigprocmask, SIG_SETMASK, (long)&none, 0, sizeof none, 0);
-	start_python(argv, (char **)(uintptr_t)environment, HOOK_CODE);
+	start_python(argv, (char **)(uintptr_t)environment, "hooks.entry");
 }
 
 /* ---- runtime role: the low-level runtime ---- */
-
-/* Joins *directory* and *name* in path. */
-static void join(const char *directory, size_t length, const char *name)
-{
-	clear(&path);
-	append_bytes(&path, directory, length);
-	if (length != 0 && directory[length - 1] != '/')
-		append(&path, "/");
-	append(&path, name);
-}
-
-/* Leaves in path the config file that the environment selects: 1 found, 0 none, -1 in doubt. */
-static int find_config(char **envp, struct statx *info)
-{
-	static const char *const variables[] = {
-		"GPURUNTIME_CONFIG", "NVIDIA_CTK_CONFIG_FILE_PATH", "XDG_CONFIG_HOME", "XDG_CONFIG_HOME", NULL, NULL,
-	};
-	static const char *const names[] = {
-		NULL, NULL, "gpuruntime/config.toml", "nvidia-container-runtime/config.toml",
-		"gpuruntime/config.toml", "nvidia-container-runtime/config.toml",
-	};
-
-	for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-		const char *start = variables[i] != NULL ? value_of(envp, variables[i]) : CONFIG_ROOT;
-		long error;
-
-		if (start == NULL)
-			continue;
-		if (names[i] != NULL) {
-			join(start, until(start, '\0'), names[i]);
-		} else {
-			clear(&path);
-			append(&path, start);
-		}
-		error = look_at(AT_FDCWD, path.bytes, 0, info);
-		if (error == 0)
-			return 1;
-		if (error != -ENOENT && error != -ENOTDIR)
-			return -1;
-	}
-	return 0;
-}
-
-/* Appends the device number as Python's st_dev shows it, which is the C library's makedev. */
-static void append_device(struct text *out, const struct statx *info)
-{
-	uint64_t number = (uint64_t)(info->dev_major & 0xfffU) << 8;
-
-	number |= (uint64_t)(info->dev_major & ~0xfffU) << 32;
-	number |= info->dev_minor & 0xffU;
-	number |= (uint64_t)(info->dev_minor & ~0xffU) << 12;
-	append_number(out, number);
-}
-
-/* True if nobody but root and ourselves can have written what *info* describes. */
-static bool trusted(const struct statx *info)
-{
-	long me = call(SYS_geteuid, 0, 0, 0, 0, 0);
-
-	return (info->uid == 0 || (long)info->uid == me) && (info->mode & 022) == 0;
-}
-
-/* Reads the companion file, at most *size* - 1 bytes, into *buffer*; true if it may be believed. */
-static bool read_companion(char *buffer, size_t size)
-{
-	static struct statx info;
-	size_t length = 0;
-	long count = 0;
-	bool ok;
-	int fd;
-
-	clear(&path);
-	append(&path, COMPANION);
-	while (path.length != 0 && path.bytes[path.length - 1] != '/')
-		path.length--;
-	path.bytes[path.length] = '\0';
-	if (look_at(AT_FDCWD, path.bytes, 0, &info) != 0 || (info.mode & S_IFMT) != S_IFDIR || !trusted(&info))
-		return false;
-	fd = (int)call(SYS_openat, AT_FDCWD, (long)COMPANION, O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0, 0);
-	if (fd < 0)
-		return false;
-	ok = look_at(fd, "", AT_EMPTY_PATH, &info) == 0 && (info.mode & S_IFMT) == S_IFREG && trusted(&info);
-	while (ok && length < size) {
-		count = call(SYS_read, fd, (long)(buffer + length), (long)(size - length), 0, 0);
-		if (count <= 0)
-			break;
-		length += (size_t)count;
-	}
-	call(SYS_close, fd, 0, 0, 0, 0);
-	if (!ok || count < 0 || length >= size)
-		return false;
-	buffer[length] = '\0';
-	return until(buffer, '\0') == length;
-}
-
-/* Turns the lines "runtime NAME" at *line*, up to "end", into names that each end in a NUL, the last
- * followed by another; in place, which fits because names are shorter than lines.  False if malformed. */
-static bool read_candidates(const char *line, char *names)
-{
-	static const char word[] = "runtime ";
-	const size_t width = sizeof word - 1;
-	size_t used = 0;
-
-	while (starts_with(line, word, width)) {
-		size_t length = until(line + width, '\n');
-
-		if (length == 0 || line[width + length] != '\n')
-			return false;
-		for (size_t i = 0; i < length; i++)
-			names[used + i] = line[width + i];
-		names[used + length] = '\0';
-		used += length + 1;
-		line += width + length + 1;
-	}
-	names[used] = '\0';
-	return equal(line, "end\n");
-}
-
-/* The candidates for the config that the environment selects, each ended by a NUL and the last by
- * two; NULL when only Python can tell. */
-static const char *choose_candidates(char **envp)
-{
-	static char companion[65537];
-	static struct statx info;
-	const int found = find_config(envp, &info);
-
-	if (found == 0)
-		return "runc\0crun\0";
-	if (found < 0)
-		return NULL;
-	clear(&expected);
-	append(&expected, "gpuruntime-launcher 1\nconfig ");
-	append(&expected, path.bytes);
-	append(&expected, "\nstat ");
-	append_device(&expected, &info);
-	append(&expected, " ");
-	append_number(&expected, info.ino);
-	append(&expected, " ");
-	append_number(&expected, info.size);
-	append(&expected, " ");
-	/* Before 1970 this wraps to what Python never prints: no match, so Python. */
-	append_number(&expected, (uint64_t)info.mtime.seconds * 1000000000U + info.mtime.nanoseconds);
-	append(&expected, "\n");
-	if (!read_companion(companion, sizeof companion))
-		return NULL;
-	if (!starts_with(companion, expected.bytes, expected.length))
-		return NULL;
-	return read_candidates(companion + expected.length, companion) ? companion : NULL;
-}
 
 /* True if path is a program that we may become.  Ourselves are passed over with a message, or we
  * would exec for ever. */
@@ -403,13 +202,34 @@ static bool find_runtime(const char *candidates, char **envp)
 	return false;
 }
 
+/* True if this create, whose command line is plain, asks for nothing that anyone of us would add. */
+static bool asks_for_nothing(const struct command *command, const char *triggers)
+{
+	const char *bundle = command->bundle != NULL ? command->bundle : ".";
+
+	if (triggers == NULL)
+		return false;
+	if (command->config != NULL) {
+		/* crun resolves it before it enters the bundle. */
+		clear(&path);
+		append(&path, command->config);
+	} else {
+		join(bundle, until(bundle, '\0'), "config.json");
+	}
+	return may_ask(triggers) == 0;
+}
+
 /* Becomes the low-level runtime with the arguments untouched; returns only if that cannot be. */
-static void pass_through(char **argv, char **envp)
+static void pass_through(const struct command *command, char **argv, char **envp)
 {
 	char *const called = argv[0];
-	const char *candidates = choose_candidates(envp);
+	const struct companion companion = find_companion(envp, command->creates);
 
-	if (candidates == NULL || !find_runtime(candidates, envp))
+	if (companion.runtimes == NULL)
+		return;
+	if (command->creates && !asks_for_nothing(command, companion.triggers))
+		return;
+	if (!find_runtime(companion.runtimes, envp))
 		return;
 	argv[0] = path.bytes;
 	call(SYS_execve, (long)path.bytes, (long)argv, (long)envp, 0, 0);
@@ -440,33 +260,70 @@ static const char *ignored_signals(void)
 static _Noreturn void start_shim(char **argv, char **envp)
 {
 	static struct statx self;
+	static struct text identity;
 
-	clear(&expected);
 	if (look_at(AT_FDCWD, "/proc/self/exe", 0, &self) == 0) {
-		append_device(&expected, &self);
-		append(&expected, ":");
-		append_number(&expected, self.ino);
+		append_device(&identity, &self);
+		append(&identity, ":");
+		append_number(&identity, self.ino);
 	}
 	argv--;
-	*argv = expected.bytes;
+	*argv = identity.bytes;
 	argv--;
 	*argv = (char *)(uintptr_t)ignored_signals();
-	start_python(argv, envp, SHIM_CODE);
+	start_python(argv, envp, "gpuruntime.shim");
 }
 
 /* The runtime role: transparent.  Nothing of the process is changed, nothing is left open. */
 static _Noreturn void run_runtime(char **argv, char **envp)
 {
 	const struct command command = parse(argv + 1);
+	/* The engine's word on passing calls through: "off", or "only", which forbids Python. */
+	const char *fast = value_of(envp, "GPURUNTIME_FAST");
+	const bool off = fast != NULL && equal(fast, "off");
 
 	if (command.understood && command.version) {
 		clear(&message);
+		/* Programs look for these words in what its names print. */
+		if (starts_with(program, "nvidia-", 7))
+			append(&message, "NVIDIA Container Runtime version " VERSION "\n");
 		append(&message, "gpu-container-runtime version " VERSION "\n\n");
 		write_out(1, &message);
 	}
-	if (command.understood && !command.creates)
-		pass_through(argv, envp);
+	if (command.understood && !off && (!command.creates || command.plain))
+		pass_through(&command, argv, envp);
+	if (fast != NULL && equal(fast, "only")) {
+		begin("runtime: only Python can answer this call, and GPURUNTIME_FAST=only forbids it");
+		give_up("unset GPURUNTIME_FAST, which is for tests", 1);
+	}
 	start_shim(argv, envp);
+}
+
+/* ---- the incumbent's tool, which is hooks and the command line ---- */
+
+/* Becomes the hook that "hook NAME" asks for, else the command line.  A hook may be started with the
+ * image's environment, which the command line's interpreter and C library would act on. */
+static _Noreturn void run_tool(char **argv, char **envp)
+{
+	size_t word = 1;
+	long error;
+
+	while (argv[word] != NULL && argv[word][0] == '-')
+		word++;
+	if (argv[word] != NULL && equal(argv[word], "hook")) {
+		/* Without that word; the options in front of it are the hook's. */
+		for (; word > 0; word--)
+			argv[word] = argv[word - 1];
+		run_hook(argv + 1);
+	}
+	error = find_beside();
+	if (error != 0)
+		fail("read the link", "/proc/self/exe", error, "mount /proc", 127);
+	/* By this name the command line has the incumbent's defaults. */
+	join(home.bytes, home.length, TOOL);
+	error = call(SYS_execve, (long)path.bytes, (long)argv, (long)envp, 0, 0);
+	fail("execute", path.bytes, error, "install gpuruntime with the incumbent's names, or call \"gpuruntime\"",
+		error == -ENOENT || error == -ENOTDIR ? 127 : 126);
 }
 
 /* ---- start ---- */
@@ -498,6 +355,8 @@ static _Noreturn void launch(char **argv, char **envp)
 		program += until(program, '/') + 1;
 	if (is_one_of(program, hooks))
 		run_hook(argv);
+	if (equal(program, TOOL))
+		run_tool(argv, envp);
 	if (is_one_of(program, runtimes))
 		run_runtime(argv, envp);
 	begin("request: no program of ours has this name\n");

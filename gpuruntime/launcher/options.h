@@ -45,26 +45,88 @@ static const struct option OPTIONS[] = {
 	{"version", QUERY},
 };
 
+/* Those of create: CREATE_OPTIONS there. */
+static const struct option CREATE_OPTIONS[] = {
+	{"?", QUERY},
+	{"b", VALUE},
+	{"bundle", VALUE},
+	{"config", VALUE},
+	{"console-socket", VALUE},
+	{"f", VALUE},
+	{"h", QUERY},
+	{"help", QUERY},
+	{"no-new-keyring", FLAG},
+	{"no-pivot", FLAG},
+	{"no-subreaper", FLAG},
+	{"pid-file", VALUE},
+	{"pidfd-socket", VALUE},
+	{"preserve-fds", VALUE},
+	{"usage", QUERY},
+};
+
+/* *understood* are the global options, and then *plain* those of create, which asks nothing else.
+ * The bundle, NULL for the working directory, and crun's other file in place of its config.json,
+ * NULL for that, are known of plain ones only. */
 struct command {
 	bool understood;
 	bool creates;
 	bool version;
+	bool plain;
+	const char *bundle;
+	const char *config;
 };
 
-/* The option whose name is the *length* bytes at *name*, or NULL. */
-static const struct option *find_option(const char *name, size_t length)
+/* The one of *count* options whose name is the *length* bytes at *name*, or NULL. */
+static const struct option *find_option(
+	const struct option *options, size_t count, const char *name, size_t length)
 {
-	for (size_t i = 0; i < sizeof OPTIONS / sizeof *OPTIONS; i++) {
-		if (until(OPTIONS[i].name, '\0') == length && starts_with(OPTIONS[i].name, name, length))
-			return &OPTIONS[i];
+	for (size_t i = 0; i < count; i++) {
+		if (until(options[i].name, '\0') == length && starts_with(options[i].name, name, length))
+			return &options[i];
 	}
 	return NULL;
+}
+
+/* Reads the words behind "create", where options may follow arguments; false if that is not plain. */
+static bool parse_create(char **args, struct command *command)
+{
+	for (; *args != NULL; args++) {
+		const char *name = *args;
+		const struct option *option;
+		size_t length;
+
+		if (name[0] != '-' || name[1] == '\0')
+			continue;
+		name += name[1] == '-' ? 2 : 1;
+		if (name[0] == '\0')
+			break;
+		length = until(name, '=');
+		option = find_option(CREATE_OPTIONS, sizeof CREATE_OPTIONS / sizeof *CREATE_OPTIONS, name, length);
+		if (option == NULL || option->kind == QUERY)
+			return false;
+		if (option->kind == VALUE) {
+			const char *value = name + length + 1;
+
+			if (name[length] == '\0') {
+				args++;
+				value = *args;
+				if (value == NULL)
+					return false;
+			}
+			/* The last one counts, and is none if it is empty. */
+			if (equal(option->name, "b") || equal(option->name, "bundle"))
+				command->bundle = *value != '\0' ? value : NULL;
+			if (equal(option->name, "f") || equal(option->name, "config"))
+				command->config = *value != '\0' ? value : NULL;
+		}
+	}
+	return true;
 }
 
 /* Reads the global options and the subcommand from *args*, which do not include argv[0]. */
 static struct command parse(char **args)
 {
-	struct command command = {false, false, false};
+	struct command command = {false, false, false, false, NULL, NULL};
 	bool asks = false;
 
 	for (; *args != NULL; args++) {
@@ -80,7 +142,7 @@ static struct command parse(char **args)
 			break;
 		}
 		length = until(name, '=');
-		option = find_option(name, length);
+		option = find_option(OPTIONS, sizeof OPTIONS / sizeof *OPTIONS, name, length);
 		if (option == NULL)
 			return command;
 		if (option->kind == QUERY) {
@@ -99,6 +161,7 @@ static struct command parse(char **args)
 	}
 	command.understood = true;
 	command.creates = !asks && *args != NULL && equal(*args, "create");
+	command.plain = command.creates && parse_create(args + 1, &command);
 	return command;
 }
 

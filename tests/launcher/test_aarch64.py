@@ -19,7 +19,9 @@ import pytest
 from launcher import (
     test_choice_of_runtime,
     test_command_lines,
+    test_creates,
     test_hook_role,
+    test_interpreter,
     test_roles,
 )
 from launcher.conftest import Bench, Workshop
@@ -39,9 +41,20 @@ NATIVE = {
     *("test_first_of_two_paths_counts", "test_no_arguments_at_all_fails_closed"),
     # Its own system calls would be traced.
     *("test_descriptors_are_closed_without_close_range", "test_control_sees_relative_opens"),
-    # The table of command lines is enough.
+    # The tables are enough.
     "test_what_the_launcher_passes_through_creates_nothing",
+    "test_the_launcher_finds_what_is_there",
+    # These make processes without the emulator, and without its files.
+    "test_without_proc_nobody_guesses_which_it_is",
+    "test_files_of_the_host_s_root_are_believed_in_a_user_namespace_without_him",
 }
+MODULES = (
+    *(test_choice_of_runtime, test_command_lines, test_creates, test_hook_role),
+    *(test_interpreter, test_roles),
+)
+# Of those, what stands for the programs: these two use the bench that is ours here.
+bundle = test_creates.bundle
+tree = test_interpreter.tree
 
 if shutil.which(CROSS_CC) is None:
     pytest.skip(f"{CROSS_CC} is not installed: no aarch64 launcher", allow_module_level=True)
@@ -121,13 +134,13 @@ def emulated(function: types.FunctionType) -> types.FunctionType:
     return copied
 
 
-for module in (test_choice_of_runtime, test_command_lines, test_hook_role, test_roles):
+for module in MODULES:
     for name, function in vars(module).items():
         if not name.startswith("test_") or name in NATIVE:
             continue
         wanted = inspect.signature(function).parameters
-        # "real" is made once for all modules, by this machine's compiler.
-        if "bench" in wanted and "real" not in wanted:
+        # "real" and "either" are made by this machine's compiler.
+        if {"bench", "tree"} & set(wanted) and "real" not in wanted:
             globals()[name] = emulated(function)
 
 
@@ -141,5 +154,4 @@ def test_the_emulated_is_for_aarch64(bench: Bench) -> None:
 @pytest.mark.parametrize("missing", sorted(NATIVE))
 def test_what_is_left_out_exists(missing: str) -> None:
     """A test that was renamed would be left out no more, or for ever."""
-    modules = (test_choice_of_runtime, test_command_lines, test_hook_role, test_roles)
-    assert any(hasattr(module, missing) for module in modules)
+    assert any(hasattr(module, missing) for module in MODULES)

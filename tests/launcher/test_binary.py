@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -10,11 +11,17 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
+from launcher.bundles import write_bundle, write_companion
+from launcher.conftest import Bench
+
+from gpuruntime import companion
+from gpuruntime.config import Config
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
-    from conftest import Bench, Workshop
+    from launcher.conftest import Workshop
 
 CROSS_CC = "aarch64-linux-gnu-gcc"
 MAX_BYTES = 16 << 10
@@ -75,18 +82,75 @@ def instructions(bench: Bench, *command: str) -> int:
     return int(counted[1])
 
 
-@pytest.mark.skipif(
+counted = pytest.mark.skipif(
     not os.path.exists("/usr/bin/valgrind"),
     reason="valgrind is not installed: the launcher's instructions are not counted",
 )
-def test_pass_through_costs_a_fiftieth_of_a_python_start_at_most(bench: Bench) -> None:
-    """The budget of the start path; counted up to an exec that fails, for counting ends there."""
+
+
+@pytest.fixture(scope="module")
+def floor(workshop: Workshop) -> int:
+    """Return what a start of the bare interpreter takes, in instructions."""
+    return instructions(
+        Bench(workshop), "/usr/bin/python3", "-I", "-S", "-B", "-X", "utf8", "-c", "pass"
+    )
+
+
+def cost(bench: Bench, *arguments: str) -> int:
+    """Return what a pass-through takes, up to an exec that fails, for counting ends there."""
     bench.path("lowlevel/runc").write_text("not a program\n")
-    bench.path("lowlevel/crun").unlink()
+    bench.path("lowlevel/crun").unlink(missing_ok=True)
     program = bench.workshop.build("no-python", PYTHON="/nonexistent") / "gpu-container-runtime"
+    return instructions(bench, str(program), *arguments)
+
+
+@counted
+def test_pass_through_costs_a_fiftieth_of_a_python_start_at_most(bench: Bench, floor: int) -> None:
+    """The budget of the start path."""
     arguments = ("--root", "/r", "--log", "/l", "--log-format", "json", "delete", "--force", "c1")
-    floor = instructions(bench, "/usr/bin/python3", "-I", "-S", "-B", "-X", "utf8", "-c", "pass")
-    assert instructions(bench, str(program), *arguments) <= 0.02 * floor
+    assert cost(bench, *arguments) <= 0.02 * floor
+
+
+# What engines write: names, and digests. The last is the worst for the search, which an image can
+# have in its environment: pairs of bytes that begin a word.
+TEXTS = {
+    "names": '{"names": ["CAP_NET_RAW", "clock_getres", "io_uring_setup"], "action": "ALLOW"}, ',
+    "digests": "".join(hashlib.sha256(bytes([i])).hexdigest() for i in range(100)),
+    "pairs": "cdenvgpu",
+}
+
+
+@counted
+@pytest.mark.parametrize(
+    ("text", "size", "a_byte"),
+    [
+        *((name, 8 << 10, 6) for name in TEXTS),
+        *(("names", 1 << 20, 6), ("digests", 1 << 20, 6), ("pairs", 1 << 20, 50)),
+    ],
+)
+def test_a_create_without_a_gpu_costs_little_more(
+    text: str,
+    size: int,
+    a_byte: int,
+    bench: Bench,
+    floor: int,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """Six instructions a byte, with the words that the defaults have; never without end."""
+    found = companion.content(Config({}, None), None)
+    assert found is not None
+    write_companion(bench, found.decode())
+    bundle = write_bundle(bench, (TEXTS[text] * (size // len(TEXTS[text]) + 1))[:size])
+    arguments = ("--root", "/r", "--log", "/l", "create", "--bundle", str(bundle), "c1")
+    # That the search has seen all of it, and found nothing.
+    assert bench.runtime(*arguments).who == "lowlevel/runc"
+    taken = cost(bench, *arguments)
+    record_property(
+        "summary",
+        f"launcher, create of {size} bytes ({text}): {taken} instructions, {taken / size:.1f} a "
+        f"byte, {taken / floor:.4f} of a bare interpreter's start",
+    )
+    assert taken <= 0.02 * floor + a_byte * size
 
 
 @pytest.mark.skipif(

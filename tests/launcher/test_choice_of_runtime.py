@@ -7,41 +7,16 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
+from launcher.bundles import companion_text, write_companion, write_config
 
 from gpuruntime import config
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from conftest import Bench
 
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="chown needs root")
-
-
-def write_config(bench: Bench, name: str = "etc/gpuruntime/config.toml") -> Path:
-    """Write a config file that the launcher will find."""
-    path = bench.path(name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("# never read here\n")
-    return path
-
-
-def companion_text(path: Path, *runtimes: str) -> str:
-    """Return the companion file for the config *path* as it is now."""
-    found = path.stat()
-    stamp = f"{found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns}"
-    lines = ["gpuruntime-launcher 1", f"config {path}", f"stat {stamp}"]
-    lines += [f"runtime {runtime}" for runtime in runtimes]
-    return "".join(f"{line}\n" for line in [*lines, "end"])
-
-
-def write_companion(bench: Bench, text: str) -> Path:
-    """Write the companion file where the launcher of the tests looks for it."""
-    path = bench.path("run/launcher")
-    path.write_text(text, encoding="utf-8", errors="surrogateescape")
-    path.chmod(0o644)
-    return path
 
 
 def test_runc_is_preferred_without_a_config(bench: Bench) -> None:
@@ -201,8 +176,8 @@ def swap(old: str, new: str) -> Callable[[str], str]:
 
 UNUSABLE: dict[str, Callable[[str], str]] = {
     "empty": lambda _: "",
-    "other-version": swap("gpuruntime-launcher 1", "gpuruntime-launcher 2"),
-    "longer-version": swap("gpuruntime-launcher 1", "gpuruntime-launcher 12"),
+    "other-version": swap("gpuruntime-launcher 2", "gpuruntime-launcher 1"),
+    "longer-version": swap("gpuruntime-launcher 2", "gpuruntime-launcher 22"),
     "other-path": swap("config /", "config //"),
     "longer-path": swap("config.toml", "config.toml2"),
     "no-config": swap("config ", "konfig "),
@@ -212,6 +187,13 @@ UNUSABLE: dict[str, Callable[[str], str]] = {
     "no-runtime": swap("runtime crun\n", ""),
     "empty-runtime": swap("runtime crun\n", "runtime \n"),
     "second-runtime-empty": swap("runtime crun\n", "runtime crun\nruntime \n"),
+    "no-word-on-creates": swap("creates pass\n", ""),
+    "unknown-word-on-creates": swap("creates pass\n", "creates maybe\n"),
+    "word-after-python": swap("creates pass\n", "creates python\n"),
+    "empty-word": swap("word NVIDIA_\n", "word \n"),
+    "word-without-line-feed": lambda text: text[: text.index("word ") + 8],
+    "runtime-after-words": swap("end\n", "runtime runc\nend\n"),
+    "missing-and-config": swap("config ", "missing\nconfig "),
     "unknown-line": swap("runtime crun\n", "runtime crun\nruntimes x\n"),
     "runtime-without-line-feed": lambda text: text[: text.index("crun") + 4],
     "cut": lambda text: text[: len(text) // 2],

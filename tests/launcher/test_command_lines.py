@@ -70,11 +70,18 @@ def test_table_is_complete() -> None:
     assert argv.CREATE_OPTIONS.keys() - names == set()
 
 
-def test_both_tables_of_global_options_are_the_same() -> None:
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [("OPTIONS", argv.GLOBAL_OPTIONS), ("CREATE_OPTIONS", argv.CREATE_OPTIONS)],
+)
+def test_both_tables_of_options_are_the_same(name: str, table: dict[str, str]) -> None:
     """They are written twice, since one is C."""
-    rows = re.findall(r'\{"([^"]+)", (FLAG|VALUE|QUERY)\}', OPTIONS_H.read_text())
+    pattern = rf"const struct option {name}\[\] = \{{(.*?)\}};"
+    found = re.search(pattern, OPTIONS_H.read_text(), re.DOTALL)
+    assert found is not None
+    rows = re.findall(r'\{"([^"]+)", (FLAG|VALUE|QUERY)\}', found[1])
     assert len(dict(rows)) == len(rows)
-    assert {name: kind.lower() for name, kind in rows} == argv.GLOBAL_OPTIONS
+    assert {option: kind.lower() for option, kind in rows} == table
 
 
 def test_bundle_option_without_value_is_an_error_that_names_it() -> None:

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from launcher.bundles import companion_text, write_bundle, write_companion
 
 if TYPE_CHECKING:
-    from conftest import Bench, Outcome, Record
+    from launcher.conftest import Bench, Outcome, Record
 
 # Beside the ids of the two processes, what the kernel counts or the address space differ.
 STATUS = (
@@ -92,26 +93,32 @@ def seen(outcome: Outcome) -> dict[str, Any]:
 
 @dataclass
 class Way:
-    """One way through us: which launcher, and the command lines that take it."""
+    """One way through us: which launcher, and the command lines that take it.
+
+    With *own_run* what it keeps in /run is not kept on this machine.
+    """
 
     launcher: str
     arguments: list[str]
+    own_run: bool = False
 
 
 def way(name: str, bench: Bench, request: pytest.FixtureRequest) -> Way:
-    """Return the way *name*: a pass-through command, or `create` through the shim."""
-    if name != "create":
-        return Way(str(bench.workshop.build("plain") / "gpu-container-runtime"), COMMANDS[name])
-    real: Path = request.getfixturevalue("real")
-    bundle = bench.path("other/bundle")
-    bundle.mkdir()
-    (bundle / "config.json").write_text(json.dumps(CONFIG))
+    """Return the way *name*: a pass-through command, `create` through the shim, or without it."""
+    plain = str(bench.workshop.build("plain") / "gpu-container-runtime")
+    if name not in ("create", "passed create"):
+        return Way(plain, COMMANDS[name])
+    bundle = write_bundle(bench, json.dumps(CONFIG))
     arguments = ["create", "--bundle", str(bundle), "--preserve-fds", "3", "c1"]
-    return Way(str(real / "gpu-container-runtime"), arguments)
+    if name == "passed create":
+        write_companion(bench, companion_text(None, "runc"))
+        return Way(plain, arguments)
+    real: Path = request.getfixturevalue("real")
+    return Way(str(real / "gpu-container-runtime"), arguments, own_run=os.geteuid() == 0)
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-@pytest.mark.parametrize("name", ["start", "exec", "create"])
+@pytest.mark.parametrize("name", ["start", "exec", "create", "passed create"])
 @pytest.mark.parametrize("locale", ["none", "C", "set"])
 def test_low_level_runtime_sees_what_the_engine_gave(
     name: str, situation: str, locale: str, bench: Bench, request: pytest.FixtureRequest
@@ -124,23 +131,22 @@ def test_low_level_runtime_sees_what_the_engine_gave(
     elif locale == "set":
         env |= {"LC_CTYPE": "C", "LANG": "en_GB.UTF-8"}
     habits = SITUATIONS[situation]
+    how: dict[str, Any] = {"habits": habits, "env": env, "own_run": through.own_run}
     runc = str(bench.path("lowlevel/runc"))
-    direct = seen(bench.start([runc, *through.arguments], habits=habits, env=env))
-    ours = seen(bench.start([through.launcher, *through.arguments], habits=habits, env=env))
-    assert ours == direct
+    direct = seen(bench.start([runc, *through.arguments], **how))
+    assert seen(bench.start([through.launcher, *through.arguments], **how)) == direct
 
 
-@pytest.mark.parametrize("name", [*COMMANDS, "create"])
+@pytest.mark.parametrize("name", [*COMMANDS, "create", "passed create"])
 def test_every_subcommand_is_transparent(
     name: str, bench: Bench, request: pytest.FixtureRequest
 ) -> None:
     """Everything awkward at once, for each kind of call."""
     through = way(name, bench, request)
-    habits = SITUATIONS["everything"]
+    how: dict[str, Any] = {"habits": SITUATIONS["everything"], "own_run": through.own_run}
     runc = str(bench.path("lowlevel/runc"))
-    direct = seen(bench.start([runc, *through.arguments], habits=habits))
-    ours = seen(bench.start([through.launcher, *through.arguments], habits=habits))
-    assert ours == direct
+    direct = seen(bench.start([runc, *through.arguments], **how))
+    assert seen(bench.start([through.launcher, *through.arguments], **how)) == direct
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a private /run needs root")
@@ -162,7 +168,7 @@ def test_slow_path_is_transparent_too(
     assert ours == direct
 
 
-@pytest.mark.parametrize("name", ["start", "create"])
+@pytest.mark.parametrize("name", ["start", "create", "passed create"])
 def test_empty_environment_stays_empty(
     name: str, bench: Bench, request: pytest.FixtureRequest
 ) -> None:
@@ -175,17 +181,21 @@ def test_empty_environment_stays_empty(
     else:
         env = {}
         bench.put("standard/runc")
-    outcome = bench.start([through.launcher, *through.arguments], env=env)
+    outcome = bench.start([through.launcher, *through.arguments], env=env, own_run=through.own_run)
     assert outcome.record.environment == [f"{key}={value}".encode() for key, value in env.items()]
 
 
-@pytest.mark.parametrize("name", ["start", "create"])
+@pytest.mark.parametrize("name", ["start", "create", "passed create"])
 def test_deleted_directory_is_passed_on(
     name: str, bench: Bench, request: pytest.FixtureRequest
 ) -> None:
     """An engine's working directory is none of our business."""
     through = way(name, bench, request)
-    outcome = bench.start([through.launcher, *through.arguments], habits=("deleted-directory",))
+    outcome = bench.start(
+        [through.launcher, *through.arguments],
+        habits=("deleted-directory",),
+        own_run=through.own_run,
+    )
     assert outcome.returncode == 0, outcome.stderr
     assert outcome.record.parts["cwd"].endswith(b" (deleted)")
 

@@ -36,6 +36,8 @@ PR_SET_PDEATHSIG = 1
 # Directories and nodes of which the simulated host has its own, if any.
 SIMULATED = ("dri", "gdrdrv", "infiniband")
 STATE = Path("/run/simhost")
+LAUNCHER = BUILD.parent / "launcher"
+WATCHED = BUILD.parent / "watched" / "launcher"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -115,8 +117,18 @@ def enter(
         mount("tmpfs", directory, "tmpfs", 0, "mode=755")
     conf = _replace_nvml(root, driver, host.faults_named("nosymbol"))
     conf.write_text(kernelside.nvml_conf(host))
+    _watch_launcher()
     os.chdir(cwd)
     return Entered(root, conf)
+
+
+def _watch_launcher() -> None:
+    """Have the launcher that tests watch in place of the tree's, where it was built (../watched).
+
+    `SIMHOST_WATCHED=off` keeps the other one: of a benchmark, for example.
+    """
+    if WATCHED.exists() and LAUNCHER.exists() and os.environ.get("SIMHOST_WATCHED") != "off":
+        bind(WATCHED, LAUNCHER)
 
 
 def _mount_cgroups(groups: list[cgroups.Hierarchy]) -> None:
