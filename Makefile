@@ -15,7 +15,8 @@ BIN := $(VENV)/bin
 SOURCES := $(shell find cdi gpuruntime hooks -name '*.py')
 
 .PHONY: help setup packages needs-root demo test test-all lint unit conformance perf fuzz races mutants \
-  test-newer-engines clean driver-root install uninstall
+  test-newer-engines test-switch clean driver-root install uninstall deb test-install \
+  bundle wheel release
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s'|'
@@ -77,6 +78,9 @@ test-newer-engines: setup ## newer podman, docker and containerd, unpacked from 
 	@PYTHONPATH=tests $(BIN)/python tests/newer_engines/fetch.py
 	@$(BIN)/python -m pytest tests/newer_engines
 
+test-switch: needs-root setup ## from the incumbent to us and back, with the engines that are here; docs/switch.md
+	@$(BIN)/python -m pytest -qq tests/switch
+
 conformance: setup ## run a folder of CDI cases: make conformance CASES=DIR
 	@PYTHONPATH=tests $(BIN)/python tests/conformance/cases.py '$(or $(CASES),tests/data/cdi)'
 
@@ -108,6 +112,26 @@ install: ## into $(DESTDIR)$(PREFIX); make install PREFIX=/usr/local DESTDIR= CO
 
 uninstall: ## remove what make install put there; the same PREFIX and DESTDIR
 	@DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' scripts/uninstall
+
+# For another architecture name its compiler: CC=aarch64-linux-gnu-gcc.
+deb: ## Debian packages below build/deb: gpuruntime and gpuruntime-nvidia-compat
+	@PYTHON='$(PYTHON)' CC='$(CC)' LAUNCHER_FLAGS='$(LAUNCHER_FLAGS)' VERSION='$(OUR_VERSION)' \
+	  DEB_VERSION='$(DEB_VERSION)' scripts/deb
+
+test-install: setup ## clean Debian 12 and 13 roots: the packages installed, used, upgraded, removed, purged
+	@PYTHONPATH=tests:tests/simhost $(BIN)/python tests/packages/clean_roots.py
+
+bundle: ## a tree with its own interpreter and C library, for hosts without Python; below build/bundle
+	@PYTHON='$(PYTHON)' START_PYTHON='$(START_PYTHON)' CC='$(CC)' LAUNCHER_FLAGS='$(LAUNCHER_FLAGS)' \
+	  VERSION='$(OUR_VERSION)' COMPAT='$(COMPAT)' scripts/bundle
+
+wheel: setup ## for a virtual environment, without anything native; below build/wheel
+	@rm -rf build/wheel
+	@$(BIN)/python -m hatchling build -t wheel -d build/wheel >/dev/null
+
+release: setup ## wheel, source, bundle and packages, their SBOM and checksums; below build/release
+	@PYTHON='$(PYTHON)' START_PYTHON='$(START_PYTHON)' CC='$(CC)' LAUNCHER_FLAGS='$(LAUNCHER_FLAGS)' \
+	  VERSION='$(OUR_VERSION)' BIN='$(BIN)' scripts/release
 
 clean: ## remove what was built
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

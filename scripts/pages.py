@@ -26,6 +26,8 @@ RUNTIME_PAGE = "gpu-container-runtime.8"
 RUNTIME_NAMES = ("gpu-container-runtime-hook", "gpu-cdi-hook")
 INCUMBENT_NAMES = (
     "nvidia-container-runtime",
+    "nvidia-container-runtime.cdi",
+    "nvidia-container-runtime.legacy",
     "nvidia-container-runtime-hook",
     "nvidia-container-toolkit",
     "nvidia-cdi-hook",

@@ -100,8 +100,12 @@ def test_programs_are_there_under_their_names(compat: Path) -> None:
     assert sorted(os.listdir(programs)) == sorted(OURS + INCUMBENTS)
     launcher = (compat / LIBRARY / "launcher").stat()
     for name in OURS + INCUMBENTS:
-        is_launcher = name not in ("gpuruntime", "nvidia-ctk", "nvidia-container-cli")
+        is_launcher = name not in ("gpuruntime", "nvidia-container-cli")
         assert ((programs / name).stat().st_ino == launcher.st_ino) is is_launcher
+    # What the launcher becomes by this name where it is no hook.
+    tool = compat / LIBRARY / "nvidia-ctk"
+    assert tool.resolve() == (programs / "gpuruntime").resolve()
+    for name in OURS + INCUMBENTS:
         # A link that leaves its own directory tree would break below a DESTDIR.
         if (programs / name).is_symlink():
             assert not os.readlink(programs / name).startswith("/")

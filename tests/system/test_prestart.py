@@ -134,6 +134,19 @@ def test_without_our_runtime_the_hook_refuses_what_it_cannot_give(
         assert path in case["error"]
 
 
+def test_b015_a_gpu_that_is_not_there(found: dict[str, Any]) -> None:
+    """Without our runtime the hook is who honours `missing-gpu = "warn"`."""
+    assert_refused(found["alone"]["no such GPU"], "device: ", "hint: ")
+    case = found["alone"]["no such GPU, warn"]
+    seen.assert_no_gpu(container(case))
+
+
+def test_b015_a_gpu_that_is_there_is_not_missing(found: dict[str, Any]) -> None:
+    """What the engine does not grant, or the image requires, is not what that option is for."""
+    assert_refused(found["alone"]["not granted, warn"], "device: the container may not use", HINT)
+    assert_refused(found["alone"]["requirement, warn"], "requirement: requirements not met: ")
+
+
 @pytest.mark.parametrize("mode", ["cdi", "jit-cdi"])
 def test_without_our_runtime_other_modes_say_so_first(found: dict[str, Any], mode: str) -> None:
     """As the incumbent's hook does."""
@@ -236,7 +249,7 @@ def test_nothing_is_loaded_in_the_namespace_of_the_container(found: dict[str, An
     assert {event for event, _ in loaded} == {"open"}
     below = ("/proc/", "/run/gpuruntime-test/bundle-")
     names = [name for _, name in loaded]
-    assert [n for n in names if n.startswith("/") and not n.startswith(below)] == []
+    assert [n for n in names if n.startswith("/") and not f"{n}/".startswith(below)] == []
     assert [n for n in names if n.endswith((".py", ".pyc", ".zip"))] == []
 
 

@@ -137,6 +137,42 @@ def test_other_modes_are_refused_for_who_asks(bundle: Path, config: Path, mode: 
     assert 'hint: use "docker run --runtime gpuruntime"' in answer[2]
 
 
+@pytest.mark.parametrize("asks", ["all", "0", "GPU-5f3b8c1e-0000-0000-0000-000000000000"])
+@pytest.mark.parametrize("value", ["error", "warn", None])
+def test_b015_a_gpu_that_is_not_there(
+    bundle: Path, config: Path, asks: str, value: str | None
+) -> None:
+    """One file for hosts with and without: `missing-gpu = "warn"`, which the hook honours too."""
+    if value is not None:
+        config.write_text(f'missing-gpu = "{value}"\n')
+    write(bundle, **{**CONFIG, "process": {"env": [f"NVIDIA_VISIBLE_DEVICES={asks}"]}})
+    answer = call("-config", str(config), "prestart", state=state_of(bundle))
+    if value != "warn":
+        assert_refused(answer, "initialization")
+        return
+    status, output, error = answer
+    assert (status, output) == (0, "")
+    assert error.startswith(f"{HOOK}: warning: starts without what it asks for: initialization: ")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "asks", "phase"),
+    [
+        ("", "0," * 100_000, "request"),
+        ('[nvidia-container-runtime]\nmode = "cdi"\n', "all", "configuration"),
+    ],
+)
+def test_b015_what_cannot_be_is_no_missing_gpu(
+    bundle: Path, config: Path, text: str, asks: str, phase: str
+) -> None:
+    """Whoever lets containers start without a GPU has not allowed everything else."""
+    config.write_text(f'missing-gpu = "warn"\n{text}')
+    write(bundle, **{**CONFIG, "process": {"env": [f"NVIDIA_VISIBLE_DEVICES={asks}"]}})
+    answer = call("-config", str(config), "prestart", state=state_of(bundle))
+    assert_refused(answer, phase)
+
+
 def assert_refused(answer: tuple[int, str, str], phase: str) -> None:
     """Assert that the hook has failed, with one line of *phase* and a hint."""
     status, output, error = answer

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make deb`: what is in the packages, and that they are the same each time.
+
+That they can be installed, upgraded and removed is for `make test-install`: it needs clean roots.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+TREE = Path(__file__).parents[2]
+OURS, COMPAT = "gpuruntime", "gpuruntime-nvidia-compat"
+LIBRARY = "usr/lib/gpuruntime"
+VENDORED = ["tomlkit"]
+PROGRAMS = {
+    OURS: ["gpu-cdi-hook", "gpu-container-runtime", "gpu-container-runtime-hook", "gpuruntime"],
+    COMPAT: [
+        *("nvidia-cdi-hook", "nvidia-container-cli", "nvidia-container-runtime"),
+        *("nvidia-container-runtime-hook", "nvidia-container-runtime.cdi"),
+        *("nvidia-container-runtime.legacy", "nvidia-container-toolkit", "nvidia-ctk"),
+    ],
+}
+# The incumbent's packages that have one of these programs, or are of no use without them.
+INCUMBENTS = {
+    *("nvidia-container-toolkit", "nvidia-container-toolkit-base"),
+    *("nvidia-container-toolkit-operator-extensions", "nvidia-container-runtime"),
+    *("nvidia-container-runtime-hook", "nvidia-docker2", "libnvidia-container-tools"),
+}
+pytestmark = pytest.mark.system("make", "gcc", "dpkg-deb")
+
+
+def make_deb(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Have the Makefile build the packages."""
+    # What an outer make tells its children is not for this one.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    return subprocess.run(
+        ["make", "--no-print-directory", "deb", f"PYTHON={sys.executable}", *options],
+        cwd=TREE, env={**kept, **environment}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def packages(place: Path, *options: str, **environment: str) -> dict[str, Path]:
+    """Build the packages, move them below *place*, and return package → file."""
+    done = make_deb(*options, **environment)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    place.mkdir(exist_ok=True)
+    files = [shutil.move(file, place) for file in (TREE / "build/deb").glob("*.deb")]
+    return {Path(file).name.partition("_")[0]: Path(file) for file in files}
+
+
+def field(package: Path, name: str) -> str:
+    """Return the field *name* of the control file of *package*."""
+    command = ["dpkg-deb", "-f", str(package), name]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return package → file."""
+    return packages(tmp_path_factory.mktemp("built"))
+
+
+@pytest.fixture(scope="module")
+def unpacked(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return package → directory with its files, and its control files in DEBIAN."""
+    places = {}
+    for name, file in built.items():
+        places[name] = tmp_path_factory.mktemp("unpacked") / name
+        subprocess.run(["dpkg-deb", "-R", str(file), str(places[name])], check=True)
+    return places
+
+
+def files_of(place: Path) -> list[str]:
+    """Return the paths of all that is not a directory below *place*, without control files."""
+    found = [str(path.relative_to(place)) for path in place.rglob("*") if not path.is_dir()]
+    return sorted(path for path in found if not path.startswith("DEBIAN/"))
+
+
+def test_each_name_is_in_one_package(unpacked: dict[str, Path]) -> None:
+    """The incumbent's names need its packages gone; ours do not."""
+    assert sorted(unpacked) == [OURS, COMPAT]
+    for package, names in PROGRAMS.items():
+        assert sorted(os.listdir(unpacked[package] / "usr/bin")) == names
+    shared = set(files_of(unpacked[OURS])) & set(files_of(unpacked[COMPAT]))
+    assert shared == set()
+    for name in PROGRAMS[COMPAT]:
+        target = unpacked[COMPAT] / "usr/bin" / os.readlink(unpacked[COMPAT] / "usr/bin" / name)
+        relative = os.path.normpath(target.relative_to(unpacked[COMPAT]))
+        assert (unpacked[OURS] / relative).is_file(), relative
+
+
+def test_files_are_roots_and_nobody_elses_to_write(built: dict[str, Path]) -> None:
+    """All of it runs as root; and nothing names the place where it was built."""
+    for file in built.values():
+        command = ["dpkg-deb", "-c", str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        lines = done.stdout.splitlines()
+        assert len(lines) > 30
+        for line in lines:
+            mode, owner, *_ = line.split()
+            assert owner == "root/root", line
+            assert mode in ("drwxr-xr-x", "-rwxr-xr-x", "-rw-r--r--", "lrwxrwxrwx"), line
+
+
+def test_no_file_names_the_place_where_it_was_built(unpacked: dict[str, Path]) -> None:
+    """It would be a path that users do not have."""
+    place = os.fsencode(TREE)
+    for root in unpacked.values():
+        for path in root.rglob("*"):
+            if path.is_file() and not path.is_symlink():
+                assert place not in path.read_bytes(), path
+
+
+def test_bytecode_is_left_to_the_installation(unpacked: dict[str, Path]) -> None:
+    """Which Python there is then, only then is known."""
+    paths = files_of(unpacked[OURS])
+    assert [path for path in paths if "python3." in path or path.endswith(".pyc")] == []
+    ours = [
+        path for name in ("cdi", "gpuruntime", "hooks") for path in TREE.glob(f"{name}/**/*.py")
+    ]
+    there = {path for path in paths if path.endswith(".py") and "site-packages" not in path}
+    assert there == {f"{LIBRARY}/{path.relative_to(TREE)}" for path in ours}
+    link = unpacked[OURS] / LIBRARY / "venv/bin/python"
+    assert os.path.normpath(f"/{LIBRARY}/venv/bin/{os.readlink(link)}") == "/usr/bin/python3"
+    assert (
+        "interest-noawait /usr/bin/python3"
+        in (unpacked[OURS] / "DEBIAN/triggers").read_text().splitlines()
+    )
+
+
+def test_units_of_the_scripts_are_those_of_the_package(unpacked: dict[str, Path]) -> None:
+    """A unit that is not in the list would never be enabled, or stay enabled for ever."""
+    units = unpacked[OURS] / "usr/lib/systemd/system"
+    wanted = {path.name for path in units.iterdir() if "[Install]" in path.read_text()}
+    assert len(wanted) >= 4
+    for script in ("postinst", "prerm", "postrm"):
+        text = (unpacked[OURS] / "DEBIAN" / script).read_text()
+        (listed,) = re.findall(r"(?m)^units='(.*)'$", text)
+        assert set(listed.split()) == wanted, script
+
+
+def test_no_config_file_is_dpkgs(unpacked: dict[str, Path]) -> None:
+    """It would ask about the incumbent's at each switch; without a terminal that is a failure."""
+    for root in unpacked.values():
+        assert not (root / "etc").exists()
+        assert not (root / "DEBIAN/conffiles").exists()
+    assert (unpacked[COMPAT] / LIBRARY / "config.compat.toml").is_file()
+
+
+@pytest.mark.system("make", "gcc", "dpkg-deb", "sh")
+def test_scripts_are_shell(unpacked: dict[str, Path]) -> None:
+    """A syntax error in one of them makes a package that cannot even be removed."""
+    scripts = [path for root in unpacked.values() for path in (root / "DEBIAN").glob("*[mt]")]
+    assert len(scripts) == 5
+    for script in scripts:
+        assert stat.S_IMODE(script.stat().st_mode) == 0o755
+        done = subprocess.run(["sh", "-n", str(script)], capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, b""), script
+
+
+def test_dependencies_are_debians_or_brought_along(
+    built: dict[str, Path], unpacked: dict[str, Path]
+) -> None:
+    """One list, of pyproject.toml; what is too old in Debian 12 is in the private directory."""
+    project = tomllib.loads((TREE / "pyproject.toml").read_text())["project"]
+    wanted = dict(re.split(">=", text) for text in project["dependencies"])
+    site = unpacked[OURS] / LIBRARY / "venv/lib/python3/site-packages"
+    for name in VENDORED:
+        (found,) = site.glob(f"{name}-*.dist-info")
+        brought = found.name.removeprefix(f"{name}-").removesuffix(".dist-info")
+        assert numbers(brought) >= numbers(wanted.pop(name))
+        assert (site / name / "__init__.py").is_file()
+    renamed = {"pyyaml": "yaml"}
+    expected = {f"python3-{renamed.get(k, k)} (>= {v})" for k, v in wanted.items()}
+    expected.add(f"python3 ({project['requires-python'].replace('>=', '>= ')})")
+    assert set(field(built[OURS], "Depends").split(", ")) == expected
+
+
+def numbers(version: str) -> list[int]:
+    """Return the numbers of *version*."""
+    return [int(word) for word in version.split(".")]
+
+
+def test_compat_takes_the_place_of_the_incumbents_packages(built: dict[str, Path]) -> None:
+    """They go, and what depends on them stays: also on a version."""
+    package = built[COMPAT]
+    assert set(field(package, "Conflicts").split(", ")) == INCUMBENTS
+    assert field(package, "Replaces") == field(package, "Conflicts")
+    provided = field(package, "Provides").split(", ")
+    assert {text.split()[0] for text in provided} == INCUMBENTS
+    assert "nvidia-container-toolkit (= 1.20.0-1)" in provided
+    assert field(package, "Depends") == f"{OURS} (= {field(built[OURS], 'Version')})"
+    assert field(package, "Architecture") == "all"
+
+
+def test_a_second_build_is_the_same_to_the_byte(built: dict[str, Path], tmp_path: Path) -> None:
+    """Neither the mask, the time zone nor the locale may show."""
+    umask = os.umask(0o077)
+    try:
+        again = packages(tmp_path / "again", TZ="Asia/Tokyo", LC_ALL="C.UTF-8", PYTHONHASHSEED="5")
+    finally:
+        os.umask(umask)
+    for name, file in built.items():
+        assert again[name].name == file.name
+        assert again[name].read_bytes() == file.read_bytes(), name
+    # The control: another time is another package.
+    other = packages(tmp_path / "other", SOURCE_DATE_EPOCH="86400")
+    for name, file in built.items():
+        assert other[name].name == file.name
+        assert other[name].read_bytes() != file.read_bytes(), name
+
+
+@pytest.mark.system("make", "gcc", "dpkg-deb", "lintian")
+def test_lintian_finds_nothing(
+    built: dict[str, Path], unpacked: dict[str, Path], tmp_path: Path
+) -> None:
+    """Neither errors nor warnings; what is overridden says why in packaging/debian."""
+    command = ["lintian", "--allow-root", "--no-cfg", "--fail-on", "error,warning"]
+    done = subprocess.run([*command, *built.values()], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+    # The control: without our overrides it finds the launcher.
+    bare = shutil.copytree(unpacked[OURS], tmp_path / OURS, symlinks=True)
+    shutil.rmtree(bare / "usr/share/lintian")
+    file = tmp_path / built[OURS].name
+    subprocess.run(["dpkg-deb", "--root-owner-group", "-b", bare, file],
+                   stdout=subprocess.DEVNULL, check=True)  # fmt: skip
+    done = subprocess.run([*command, file], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "statically-linked-binary" in done.stdout
+
+
+@pytest.mark.system("make", "gcc", "dpkg-deb", "aarch64-linux-gnu-gcc")
+def test_another_architecture_by_its_compiler(built: dict[str, Path], tmp_path: Path) -> None:
+    """Only the launcher is of an architecture."""
+    other = packages(tmp_path / "arm64", "CC=aarch64-linux-gnu-gcc")
+    assert field(other[OURS], "Architecture") == "arm64"
+    subprocess.run(["dpkg-deb", "-x", str(other[OURS]), str(tmp_path / "root")], check=True)
+    header = (tmp_path / "root" / LIBRARY / "launcher").read_bytes()[:20]
+    assert int.from_bytes(header[18:20], "little") == 183  # EM_AARCH64
+    assert other[COMPAT].read_bytes() == built[COMPAT].read_bytes()
+
+
+def test_what_cannot_be_is_refused_before_anything_is_removed(tmp_path: Path) -> None:
+    """One line about what is wrong, one about what to do."""
+    kept = TREE / "build/deb/kept.deb"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text("")
+    compiler = tmp_path / "gcc"
+    compiler.write_text("#!/bin/sh\necho riscv64-linux-gnu\n")
+    compiler.chmod(0o755)
+    cases = {
+        "DEB_VERSION=one": 'deb: DEB_VERSION="one" is no version',
+        "DEB_VERSION=1|x": 'deb: DEB_VERSION="1|x" is no version',
+        f"CC={compiler}": "deb: the launcher is not for riscv64-linux-gnu",
+    }
+    try:
+        for option, said in cases.items():
+            done = make_deb(option)
+            assert done.returncode != 0
+            assert done.stderr.startswith(said)
+            assert "\nhint: " in done.stderr
+            assert kept.exists()
+    finally:
+        kept.unlink()
