@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import glob
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -62,6 +64,7 @@ def of_containerd(place: Place, entry: Entry, source: str | None) -> Plan:
             lambda document: containerd.remove(document, entry.name),
         )
         return Plan([target], notes)
+    place = _read_last(place, main)
     before, after = containerd.imported(main, place.config, place.drop_in)
     notes += [
         f'"{path}" is read after "{place.drop_in}": a containerd before 2.1 takes all settings of '
@@ -87,6 +90,24 @@ def of_containerd(place: Place, entry: Entry, source: str | None) -> Plan:
         ],
         notes,
     )
+
+
+def _read_last(place: Place, main: Mapping[str, Any]) -> Place:
+    """Return *place* with the other drop-in if the usual one would be read before somebody's.
+
+    Once that is there it stays, whatever becomes of those.
+    """
+    _, after = containerd.imported(main, place.config, place.drop_in)
+    others = [path for path in after if path != place.last]
+    if place.last and (os.path.exists(place.last) or any(map(containerd.has_cri, others))):
+        return dataclasses.replace(place, drop_in=place.last)
+    return place
+
+
+def drop_ins(place: Place) -> list[Place]:
+    """Return *place* for each drop-in of ours that is there; the usual one if none is."""
+    paths = [path for path in (place.drop_in, place.last) if path and os.path.exists(path)]
+    return [dataclasses.replace(place, drop_in=path, last="") for path in paths or [place.drop_in]]
 
 
 def _new_version(socket: str) -> int:

@@ -25,8 +25,9 @@ _SNAP_DOCKER = ("/var/snap/docker/", "/snap/docker/")
 class Place:
     """An engine: the *config* to edit, the *drop_in* to write instead ("": there is none).
 
-    *more* is another drop-in, of RKE2 and k3s only. *restart* is the command, *note* is for the
-    reader of it. The daemon that reads *config* answers at *socket*, if that is known.
+    *more* is another drop-in, of RKE2 and k3s only, *last* the one in place of *drop_in* where
+    others are read after that. *restart* is the command, *note* is for the reader of it. The
+    daemon that reads *config* answers at *socket*, if that is known.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Place:
     more: str = ""
     note: str = ""
     socket: str = ""
+    last: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,14 @@ def find(name: str, host: Host, brand: str) -> Place:
     more = f"/etc/rancher/{name}/config.yaml.d/99-{brand}.yaml" if family == "template" else ""
     note = _NOTES.get(name, "")
     socket = CONTAINERD_SOCKET if config == "/etc/containerd/config.toml" else ""
-    return Place(name, family, config, drop_in.format(brand), restart, more, note, socket)
+    drop_in = drop_in.format(brand)
+    last = _last(drop_in, brand) if name == "containerd" else ""
+    return Place(name, family, config, drop_in, restart, more, note, socket, last)
+
+
+def _last(drop_in: str, brand: str) -> str:
+    """Return a drop-in beside *drop_in* that is read after those of everybody else."""
+    return drop_in and os.path.join(os.path.dirname(drop_in), f"zz-{brand}.toml")
 
 
 def beside(place: Place, path: str, brand: str) -> Place:
@@ -100,7 +109,8 @@ def beside(place: Place, path: str, brand: str) -> Place:
         name = os.path.basename(os.path.dirname(drop_in))
         drop_in = os.path.join(directory, name, f"99-{brand}.toml")
     more = place.more and os.path.join(directory, os.path.basename(place.more))
-    return dataclasses.replace(place, config=path, drop_in=drop_in, more=more)
+    last = place.last and _last(drop_in, brand)
+    return dataclasses.replace(place, config=path, drop_in=drop_in, more=more, last=last)
 
 
 _PLACES: dict[str, tuple[Family, str, str, str]] = {

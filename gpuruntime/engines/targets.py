@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpuruntime.engines import crio, docker, edits, files, podman, template_plan, toml_text
-from gpuruntime.engines.containerd_plan import of_containerd, of_k0s
+from gpuruntime.engines.containerd_plan import drop_ins, of_containerd, of_k0s
 from gpuruntime.engines.edits import Edit
 from gpuruntime.engines.entry import Entry
 from gpuruntime.engines.errors import BadFileError
@@ -33,9 +33,11 @@ def of(place: Place, entry: Entry, source: str | None = None) -> Plan:
 
 def for_undo(place: Place, entry: Entry) -> Plan:
     """Return the files at *place* that may have *entry* in them. Raises ConfigError."""
-    if place.family != "template":
-        return Plan(of(place, entry).targets, [])
-    return template_plan.for_undo(place, entry)
+    if place.family == "template":
+        return template_plan.for_undo(place, entry)
+    found = [target for each in drop_ins(place) for target in of(each, entry).targets]
+    # The file that imports them is among the targets of each.
+    return Plan(list({target.path: target for target in found}.values()), [])
 
 
 def _docker(place: Place, entry: Entry, source: str | None) -> Plan:

@@ -66,16 +66,24 @@ def plan(targets: Sequence[Target], state: str) -> list[Change]:
 
 
 def plan_undo(targets: Sequence[Target], state: str) -> list[Change]:
-    """Return what is to be done to the files so that nothing of ours is in them; reads only."""
+    """Return what is to be done to the files so that nothing of ours is in them; reads only.
+
+    Where there is a record of one of them, those without were right as they were, and are not
+    ours to change.
+    """
     changes = []
+    known = {target.path: records.load(state, target.path) for target in targets}
+    has_records = any(record is not None for record in known.values())
     for target in reversed(targets):
         before = files.read(target.path)
-        record = records.load(state, target.path)
+        record = known[target.path]
         try:
             if record is not None:
                 after = edits.without(target.kind, before, record.original, record.written)
+            elif before is None or has_records:
+                after = before
             else:
-                after = None if before is None else target.remove(before)
+                after = target.remove(before)
         except BadFileError as error:
             raise error.of(target.path) from error
         directories = record.directories if record else ()
