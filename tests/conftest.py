@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from watched import build as watched
@@ -30,6 +31,8 @@ OUTCOMES = {"passed": "passed", "failed": "failed", "error": "failed", "skipped"
 pytest.register_assert_rewrite("containers.seen", "containers.labspec")
 pytest_plugins = ("catalogue",)
 tier_by_test: dict[str, str] = {}
+KEPT = Path("/run/gpuruntime")
+there = pytest.StashKey[list[str]]()
 
 
 def pytest_configure() -> None:
@@ -42,6 +45,24 @@ def pytest_configure() -> None:
             watched.build()
         except subprocess.CalledProcessError as error:
             raise pytest.UsageError(f"the watched launcher: {error.stderr}") from error
+
+
+def kept_by_us() -> list[str]:
+    """Return what programs of ours have left on this machine itself."""
+    return [str(path) for path in (KEPT, *sorted(KEPT.glob("*")))] if KEPT.exists() else []
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Note what is there already."""
+    session.config.stash[there] = kept_by_us()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run that has left something where only an installed program may."""
+    left = [path for path in kept_by_us() if path not in session.config.stash[there]]
+    session.config.stash[there] = left
+    if left:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def required() -> set[str]:
@@ -90,6 +111,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             tier = tier_by_test.get(report.nodeid)
             if tier is not None:
                 counts[tier, outcome] += 1
+    for path in terminalreporter.config.stash[there]:
+        terminalreporter.write_line(f"left on this machine by a test: {path}", red=True)
     terminalreporter.section("tiers")
     for tier in TIERS:
         shown = ", ".join(f"{counts[tier, o]} {o}" for o in ("passed", "failed", "skipped"))

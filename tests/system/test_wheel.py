@@ -135,10 +135,22 @@ def test_info_says_how_the_commands_run(venv: Path) -> None:
     assert "\nlauncher: native\n" in native.stdout
 
 
+@pytest.fixture
+def own_run(tmp_path: Path) -> Iterator[list[str]]:
+    """Return words that give a command a /run of its own, and leave its environment in order."""
+    script = "mount -t tmpfs run /run && echo && exec sleep infinity"
+    holder = ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", script]
+    with subprocess.Popen(holder, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield ["nsenter", f"--target={process.pid}", "--mount", f"--wd={tmp_path}", "--"]
+        process.kill()
+
+
 @pytest.mark.system("gcc")
 @pytest.mark.parametrize("ignored", [True, False])
 def test_the_runtime_hands_on_what_the_engine_gave(
-    venv: Path, recorder: Path, tmp_path: Path, ignored: bool
+    venv: Path, recorder: Path, own_run: list[str], tmp_path: Path, ignored: bool
 ) -> None:
     """Variables in their order, descriptors, directory, mask, and who ignores which signal."""
     config = tmp_path / "config.toml"
@@ -151,7 +163,7 @@ def test_the_runtime_hands_on_what_the_engine_gave(
     umask = os.umask(0o027)
     try:
         done = subprocess.run(
-            [venv / "bin" / "gpu-container-runtime", "state", "one"], cwd=tmp_path,
+            [*own_run, venv / "bin" / "gpu-container-runtime", "state", "one"], cwd=tmp_path,
             env=dict(entry.split(b"=", 1) for entry in given), pass_fds=[writing],
             capture_output=True, text=True, check=False, restore_signals=False,
         )  # fmt: skip
