@@ -8,7 +8,6 @@ SHELL := /bin/sh
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 /usr/bin/python3; do \
   $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { command -v $$p; break; }; done)
 START_PYTHON ?= /usr/bin/python3
-CC ?= gcc
 OUR_VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpuruntime/__init__.py)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -38,7 +37,7 @@ $(BIN)/gpuruntime: requirements/dev.txt pyproject.toml | packages
 LAUNCHER_FLAGS = -std=c11 -Wall -Wextra -Wconversion -Wshadow -Werror -Os -nostdlib -static -ffreestanding \
   -fno-pie -no-pie -fno-stack-protector -fno-asynchronous-unwind-tables -fno-tree-loop-distribute-patterns \
   -Wl,-z,noexecstack -Wl,-z,noseparate-code -Wl,--build-id=none -s \
-  $(if $(filter x86_64%,$(shell $(CC) -dumpmachine)),-fcf-protection=none)
+  $(if $(filter x86_64%,$(shell $(CC) -dumpmachine 2>/dev/null)),-fcf-protection=none)
 
 build/launcher: $(wildcard gpuruntime/launcher/*.[ch]) gpuruntime/__init__.py Makefile | packages
 	@mkdir -p build
@@ -105,13 +104,16 @@ PREFIX ?= /usr/local
 UNITDIR ?= $(PREFIX)/lib/systemd
 UDEVDIR ?= $(PREFIX)/lib/udev/rules.d
 
+# One word of the shell, whatever is in it.
+quoted = '$(subst ','\'',$(1))'
+
 install: ## into $(DESTDIR)$(PREFIX); make install PREFIX=/usr/local DESTDIR= COMPAT=nvidia
-	@DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' UNITDIR='$(UNITDIR)' UDEVDIR='$(UDEVDIR)' COMPAT='$(COMPAT)' \
-	  START_PYTHON='$(START_PYTHON)' PYTHON='$(PYTHON)' CC='$(CC)' LAUNCHER_FLAGS='$(LAUNCHER_FLAGS)' \
+	@DESTDIR=$(call quoted,$(DESTDIR)) PREFIX=$(call quoted,$(PREFIX)) UNITDIR=$(call quoted,$(UNITDIR)) \
+	  UDEVDIR=$(call quoted,$(UDEVDIR)) COMPAT=$(call quoted,$(COMPAT)) START_PYTHON='$(START_PYTHON)' PYTHON='$(PYTHON)' CC='$(CC)' LAUNCHER_FLAGS='$(LAUNCHER_FLAGS)' \
 	  VERSION='$(OUR_VERSION)' scripts/install
 
 uninstall: ## remove what make install put there; the same PREFIX and DESTDIR
-	@DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' scripts/uninstall
+	@DESTDIR=$(call quoted,$(DESTDIR)) PREFIX=$(call quoted,$(PREFIX)) scripts/uninstall
 
 # For another architecture name its compiler: CC=aarch64-linux-gnu-gcc.
 deb: ## Debian packages below build/deb: gpuruntime and gpuruntime-nvidia-compat

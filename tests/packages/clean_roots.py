@@ -309,6 +309,7 @@ def test(root: Root) -> None:
     upgrade(root)
     remove(root)
     switch(root)
+    switch_back(root)
 
 
 def install(root: Root) -> None:
@@ -371,6 +372,13 @@ def upgrade(root: Root) -> None:
     root.path(CONFIG).unlink()
     root.run(*again)
     assert not root.path(CONFIG).exists()
+    # A link is the user's, also if it leads to what we have made.
+    managed = shutil.copy(root.path("var/lib/gpuruntime/config.compat.toml"), root.path("managed"))
+    root.path(CONFIG).symlink_to("/managed")
+    root.run(*again)
+    assert root.path(CONFIG).is_symlink()
+    root.path(CONFIG).unlink()
+    managed.unlink()
     root.path(CONFIG).write_text("# mine\n")
     timer = root.path("etc/systemd/system/timers.target.wants/gpuruntime-cdi-refresh.timer")
     timer.unlink()
@@ -437,6 +445,19 @@ def switch(root: Root) -> None:
     root.apt("purge", "other", COMPAT, "gpuruntime")
     assert root.path(CONFIG).read_text() == f"{config}# edited\n"
     root.says("in the incumbent's place: its config file stayed, and what depends on it")
+
+
+def switch_back(root: Root) -> None:
+    """Go back to the incumbent, purge what is left of ours: its config file stays."""
+    root.apt("purge", "nvidia-container-toolkit-base")
+    root.apt("install", *packages_of("old"))
+    assert is_default(root)
+    root.apt("remove", COMPAT)
+    root.run("dpkg", "--force-confnew", "-i", "/theirs/base.deb")
+    root.apt("purge", COMPAT, "gpuruntime")
+    assert root.path(CONFIG).read_text() == "# the incumbent's\n"
+    assert not root.run("dpkg", "--verify", "nvidia-container-toolkit-base")
+    root.says("back to the incumbent: its config file stayed, after a purge of ours too")
 
 
 def package(place: Path, name: str, more: str, files: dict[str, str]) -> None:

@@ -181,6 +181,7 @@ def test_a_second_build_is_the_same_to_the_byte(archive: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        (["CC=/none/gcc"], 'the compiler "/none/gcc" is not installed'),
         (["CC=aarch64-linux-gnu-gcc"], '"aarch64-linux-gnu-gcc" compiles for another machine'),
         (["START_PYTHON=/bin/busybox", "PYTHON="], "no Python 3.11 or newer was found"),
         (["START_PYTHON=/bin/busybox", "PYTHON=/bin/busybox"], "no Python 3.11 or newer"),

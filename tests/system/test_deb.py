@@ -13,6 +13,7 @@ import stat
 import subprocess
 import sys
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -219,6 +220,21 @@ def test_a_second_build_is_the_same_to_the_byte(built: dict[str, Path], tmp_path
         assert other[name].read_bytes() != file.read_bytes(), name
 
 
+def test_two_builds_at_once_are_both_whole(unpacked: dict[str, Path]) -> None:
+    """They wait for each other: files of one in a package of the other would be in no list."""
+    with ThreadPoolExecutor() as pool:
+        done = list(pool.map(lambda version: make_deb(f"DEB_VERSION={version}"), ("2-1", "3-1")))
+    assert [one.returncode for one in done] == [0, 0], [one.stderr for one in done]
+    files = list((TREE / "build/deb").glob("*.deb"))
+    assert len({field(file, "Version") for file in files}) == 1
+    (compat,) = (file for file in files if field(file, "Package") == COMPAT)
+    listed = subprocess.run(
+        ["dpkg-deb", "-c", str(compat)], capture_output=True, text=True, check=True
+    )
+    names = [line.split()[5] for line in listed.stdout.splitlines() if not line.startswith("d")]
+    assert sorted(name.removeprefix("./") for name in names) == files_of(unpacked[COMPAT])
+
+
 @pytest.mark.system("make", "gcc", "dpkg-deb", "lintian")
 def test_lintian_finds_nothing(
     built: dict[str, Path], unpacked: dict[str, Path], tmp_path: Path
@@ -261,6 +277,7 @@ def test_what_cannot_be_is_refused_before_anything_is_removed(tmp_path: Path) ->
         "DEB_VERSION=one": 'deb: DEB_VERSION="one" is no version',
         "DEB_VERSION=1|x": 'deb: DEB_VERSION="1|x" is no version',
         f"CC={compiler}": "deb: the launcher is not for riscv64-linux-gnu",
+        "CC=/none/gcc": 'deb: the compiler "/none/gcc" is not installed',
     }
     try:
         for option, said in cases.items():

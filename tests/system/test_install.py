@@ -239,6 +239,42 @@ def test_a_config_is_the_users(tmp_path: Path) -> None:
     assert status == 0
     assert f'left "{path}": it was changed' in errors
     assert list(contents(tmp_path)) == ["etc", "etc/nvidia-container-runtime", CONFIG]
+    # A link is the user's too, also while what it leads to is not there.
+    path.unlink()
+    path.symlink_to("managed.toml")
+    installed_into(tmp_path, "COMPAT=nvidia")
+    assert os.readlink(path) == "managed.toml"
+
+
+def test_what_ended_early_is_undone_or_done_again(tmp_path: Path) -> None:
+    """Half of the files are there by then: they must not count as another package's."""
+    obstacle = tmp_path / PREFIX / "share" / "man"
+    obstacle.parent.mkdir(parents=True)
+    obstacle.symlink_to("nowhere")
+    before = contents(tmp_path)
+    status, errors = make("install", tmp_path, "COMPAT=nvidia")
+    assert status != 0
+    assert str(obstacle) in errors
+    assert (tmp_path / MANIFEST).exists()
+    assert make("uninstall", tmp_path)[0] == 0
+    assert contents(tmp_path) == before
+    assert make("install", tmp_path, "COMPAT=nvidia")[0] != 0
+    obstacle.unlink()
+    installed_into(tmp_path)
+    assert sorted(os.listdir(tmp_path / PREFIX / "bin")) == OURS
+    # What a kill between a copy and its rename leaves.
+    (tmp_path / LIBRARY / "launcher.gpuruntime-new").write_text("")
+    assert make("uninstall", tmp_path)[0] == 0
+    assert set(contents(tmp_path)) == {"usr", PREFIX, f"{PREFIX}/share"}
+
+
+def test_a_destdir_may_have_any_name(tmp_path: Path) -> None:
+    """No installed file names it, and it is one word of the shell."""
+    place = tmp_path / "it's a place"
+    installed_into(place)
+    assert sorted(os.listdir(place / PREFIX / "bin")) == OURS
+    assert make("uninstall", place) == (0, f'uninstalled from "{place}/{PREFIX}"\n')
+    assert contents(tmp_path) == {place.name: ("40755", "directory")}
 
 
 def test_a_program_of_another_package_is_not_replaced(tmp_path: Path) -> None:
@@ -259,6 +295,10 @@ def test_a_program_of_another_package_is_not_replaced(tmp_path: Path) -> None:
         ("PREFIX=usr/local", 'install: "usr/local" is no absolute path'),
         ('PREFIX=/usr/"x', 'install: "/usr/"x" has a character that'),
         ("PREFIX=/usr/a b", 'install: "/usr/a b" has a character that'),
+        ("PREFIX=/usr/it's", 'install: "/usr/it\'s" has a character that'),
+        ("PREFIX=/usr/../opt", 'install: "/usr/../opt" has "." or ".." in it'),
+        ("DESTDIR=-x", 'install: DESTDIR="-x" looks like an option'),
+        ("CC=/none/gcc", 'install: the compiler "/none/gcc" is not installed'),
         ("COMPAT=amd", 'install: COMPAT="amd" is unknown'),
         ("START_PYTHON=/bin/false", 'install: "/bin/false" is no Python 3.9 or newer'),
     ],
