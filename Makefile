@@ -13,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find cdi gpuruntime hooks -name '*.py')
 
-.PHONY: help setup packages needs-root demo test test-all lint unit conformance perf fuzz races mutants \
+.PHONY: help setup packages needs-root demo test test-all lint unit conformance perf bench fuzz races mutants \
   test-newer-engines test-switch clean driver-root install uninstall deb test-install \
   bundle wheel release
 
@@ -86,6 +86,14 @@ conformance: setup ## run a folder of CDI cases: make conformance CASES=DIR
 perf: setup ## print what loading and generating CDI specs costs, in instructions
 	@$(BIN)/python tests/perf/cdi_load.py
 	@$(BIN)/python tests/perf/generate.py
+
+# FIRST=1: ahead of the machine's other processes. RUNTIME: names and paths of others. Words of the
+# command are in the page that DOC=1 writes.
+BENCH_WORDS = $(foreach word,REPS FIRST,$(if $($(word)),$(word)=$($(word)))) $(if $(RUNTIME),RUNTIME="$(RUNTIME)")
+bench: needs-root setup ## what we cost between engines and runc: make bench REPS=40 FIRST=1 RUNTIME=NAME=PATH DOC=1
+	@PYTHONPATH=tests $(BIN)/python tests/bench/measure.py --reps '$(or $(REPS),40)' $(if $(FIRST),--first) \
+	  $(if $(VIEWS),--views --out build/bench/views.json) $(if $(DOC),--doc docs/development/performance.md) \
+	  $(foreach other,$(RUNTIME),--runtime '$(other)') --said '$(strip $(BENCH_WORDS))'
 
 fuzz: setup ## every parser of privileged code: executions and coverage; make fuzz SECONDS=30
 	@PYTHONPATH=tests $(BIN)/python tests/fuzz/targets.py '$(or $(SECONDS),30)'

@@ -100,11 +100,11 @@ main(CLI_PYTHON)
 HOOK_CODE = (
     REPORT
     + """
+import os
+leave = os._exit
+os._exit = lambda status: (report(), leave(status))
 from hooks.entry import main
-try:
-    main()
-finally:
-    report()
+main()
 """
 )
 

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs without a container: what does nothing, and our runtime in front of that.
+
+For the simulated host whose config.toml has LOWLEVEL for a low-level runtime. What a create costs
+here is ours alone, without hooks and without what runc has to do for our edits; peak memory too,
+for runc takes more than we do.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.cases import BARE, LOWLEVEL, OURS, Case
+from bench.counts import counted
+from bench.lives import PREFIX, PROGRAM, WORK, Place, Sample
+
+FLOOR = ("/usr/bin/python3", "-I", "-S", "-B", "-X", "utf8", "-c", "pass")
+# Which Python the launcher starts: gpuruntime/launcher/README.md.
+INTERPRETER = PREFIX / "lib" / "gpuruntime" / "launcher.interpreter"
+NO_PYTHON = f"gpuruntime-interpreter 1\nlibrary {PREFIX}\npython /nonexistent\nend\n"
+CREATES = {
+    "create, no GPU": Case(BARE, "", OURS),
+    "create, 8 GPUs": Case(BARE, "", OURS, "all"),
+    "create, 8 GPUs, all capabilities": Case(BARE, "", OURS, "all", "all"),
+}
+
+
+class Programs:
+    """The programs, and a bundle for those that create."""
+
+    def __init__(self, place: Place, hello: Path) -> None:
+        self.place = place
+        self.hello = hello
+        self.lowlevel = Path(LOWLEVEL)
+        self.bundle = WORK / "bare"
+        self.bundle.mkdir()
+        shutil.copy(hello, self.lowlevel)
+
+    def time(self) -> dict[str, Sample]:
+        """Return what each costs: the creates as often as it takes to have them warm."""
+        spawner = self.place.spawner
+        found = {
+            "true": spawner.time(["/bin/true"]),
+            "hello": spawner.time([self.hello]),
+            "python": spawner.time(FLOOR),
+            "state": spawner.time([PROGRAM, "state", "one"]),
+        }
+        for name, command in self._creates():
+            spawner.time(command)
+            self._restore(name)
+            found[name] = spawner.time(command)
+        return found
+
+    def count(self) -> dict[str, int]:
+        """Return the instructions of each, up to the exec of what is no program.
+
+        Of a create that the launcher does not do alone, those of Python.
+        """
+        log = WORK / "callgrind.log"
+        found = {"floor": counted(log, FLOOR)}
+        self.lowlevel.write_text("not a program\n")
+        try:
+            for name, command in self._creates():
+                subprocess.run(command, capture_output=True, check=False)
+                self._restore(name)
+                with_python = counted(log, command)
+                found[f"bytes, {name}"] = self._restore(name)
+                # No Python: what is left to do is refused, and what the launcher did is counted.
+                INTERPRETER.write_text(NO_PYTHON)
+                own = counted(log, command)
+                is_done = CREATES[name].gpus is None or self._is_changed(name)
+                found[name] = own if is_done else with_python
+                found["state"] = counted(log, [PROGRAM, "state", "one"])
+                INTERPRETER.unlink()
+        finally:
+            INTERPRETER.unlink(missing_ok=True)
+            shutil.copy(self.hello, self.lowlevel)
+        return found
+
+    def _is_changed(self, name: str) -> bool:
+        return (self.bundle / "config.json").read_text() != self.place.document(CREATES[name])
+
+    def _creates(self) -> Iterator[tuple[str, list[str]]]:
+        for name in CREATES:
+            self._restore(name)
+            yield name, [str(PROGRAM), "create", "--bundle", str(self.bundle), "one"]
+
+    def _restore(self, name: str) -> int:
+        """Have the config.json as an engine would write it; return its length."""
+        document = self.place.document(CREATES[name])
+        return (self.bundle / "config.json").write_text(document)

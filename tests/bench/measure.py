@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure what we cost between an engine and runc: `make bench`, or this with --help.
+
+Simulated hosts with 8 GPUs, each with our runtime installed; on them containers, created, started,
+asked for, entered, killed and deleted in random order, by runc and by us.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench import cases, page
+from bench.figures import Summary, over
+
+TREE = Path(__file__).resolve().parents[2]
+BUILD = TREE / "build" / "bench"
+SIMHOST = TREE / "tests" / "simhost" / "simhost.py"
+WARM_UP = 2
+SEED = 1
+CPU = "/sys/fs/cgroup/cpu"
+Ran = dict[str, Any]
+
+
+class Guest:
+    """A simulated host that answers (inside.py)."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def ask(self, name: str, /, **arguments: Any) -> Any:
+        """Return the answer to *name*; exit if there is none, which has told why."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps([name, arguments]) + "\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+    def answer(self) -> Any:
+        """Return the next line."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit(f"bench: the simulated host ended, status {self.process.wait()}")
+        return json.loads(line)
+
+
+def build() -> list[str]:
+    """Compile what is small and static; return the paths."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name in ("launch", "hello"):
+        source = Path(__file__).with_name(f"{name}.c")
+        paths.append(str(BUILD / name))
+        words = [
+            "gcc",
+            "-O2",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-static",
+            "-o",
+            paths[-1],
+            str(source),
+        ]
+        subprocess.run(words, check=True)
+    return paths
+
+
+@contextmanager
+def guest(host: cases.Host, programs: list[str], *, is_first: bool = False) -> Iterator[Guest]:
+    """Run *host* while in the context; *is_first*: ahead of the machine's other processes."""
+    tests = TREE / "tests"
+    path = [str(tests), str(tests / "containers"), str(tests / "simhost")]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path),
+        # That one costs something at each call.
+        "SIMHOST_WATCHED": "off",
+    }
+    inside = [sys.executable, str(Path(__file__).with_name("inside.py")), *programs]
+    inside += [host.config]
+    # However this process ends: the host ends with it.
+    command = ["setpriv", "--pdeathsig", "KILL"]
+    command += [sys.executable, str(SIMHOST), "run", "--gpus", "8", *host.options, "--", *inside]
+    if is_first and os.path.ismount(CPU):
+        # A group of its own has no real time, if the kernel divides that among groups.
+        script = f'mount --make-rprivate / && umount {CPU} && exec "$@"'
+        command = ["unshare", "--mount", "sh", "-c", script, "sh", *command]
+    process = subprocess.Popen(
+        command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    found = Guest(process)
+    try:
+        found.answer()
+        if is_first:
+            found.ask("first")
+        yield found
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def measure(guests: dict[str, Guest], wanted: list[cases.Case], repetitions: int) -> Ran:
+    """Return case → operation → samples, and those of programs without a container."""
+    lives: Ran = {
+        case.full_name: {operation: [] for operation in cases.OPERATIONS} for case in wanted
+    }
+    programs: dict[str, list[Any]] = defaultdict(list)
+    turns: list[cases.Case | None] = [case for case in wanted for _ in range(case.times)]
+    if cases.BARE in guests:
+        turns += [None] * cases.BARE_TIMES
+    order = random.Random(SEED)
+    for repetition in range(-WARM_UP, repetitions):
+        for case in order.sample(turns, len(turns)):
+            if case is None:
+                answer = guests[cases.BARE].ask("programs")
+                samples = programs
+            else:
+                answer = guests[case.host].ask("life", **asdict(case))
+                samples = lives[case.full_name]
+            if repetition >= 0:
+                for name, sample in answer.items():
+                    samples[name].append(sample)
+    return {"lives": lives, "programs": programs}
+
+
+def named(word: str) -> tuple[str, str]:
+    """Return name and path of NAME=PATH; raise ArgumentTypeError if it is something else."""
+    name, _, path = word.partition("=")
+    if not name or name in (cases.RUNC, cases.OURS) or not os.access(path, os.X_OK):
+        raise argparse.ArgumentTypeError(f'"{word}" is not a new name, "=" and a program')
+    return name, os.path.abspath(path)
+
+
+def options(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Return what the command line says."""
+    parser = argparse.ArgumentParser(prog="bench", description=__doc__.split("\n")[0])
+    parser.add_argument("--reps", type=int, default=40, help="repetitions (default 40)")
+    parser.add_argument("--engine-reps", type=int, default=15, help="those of docker's containers")
+    parser.add_argument(
+        "--runtime", action="append", default=[], type=named, metavar="NAME=PATH", help="another"
+    )
+    parser.add_argument("--first", action="store_true", help="SCHED_FIFO")
+    parser.add_argument("--views", action="store_true", help="measure docs/adr/0002 instead")
+    parser.add_argument(
+        "--only", default="", type=re.compile, help="pattern: the cases whose names have it"
+    )
+    parser.add_argument("--out", type=Path, default=BUILD / "bench.json", help="all samples")
+    parser.add_argument("--doc", type=Path, help="write the page there")
+    parser.add_argument("--said", default="", help="words behind make bench, for the page")
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    """Measure, print, and leave all samples below build/bench."""
+    asked = options()
+    programs = build()
+    runtimes = dict(asked.runtime)
+    wanted = [
+        case
+        for case in cases.with_others(cases.CASES, runtimes)
+        if asked.only.search(case.full_name)
+    ]
+    found: Ran = {"reps": asked.reps, "first": asked.first, "engines": {}}
+    before = os.getloadavg()
+    if asked.views:
+        with guest(cases.HOSTS[0], programs, is_first=asked.first) as host:
+            asked.out.write_text(json.dumps(views(host, asked.reps)))
+        return
+    with ExitStack() as stack:
+        guests = {
+            host.name: stack.enter_context(guest(host, programs, is_first=asked.first))
+            for host in cases.HOSTS
+            if not asked.only.pattern or any(case.host == host.name for case in wanted)
+        }
+        found |= measure(guests, wanted, asked.reps)
+        if not asked.only.pattern:
+            found |= once(guests, asked.reps)
+    if not asked.only.pattern:
+        with guest(cases.HOSTS[0], programs) as host:
+            found["engines"] = host.ask(
+                "engines", repetitions=asked.engine_reps, runtimes=runtimes
+            )
+    found["load"] = [before, os.getloadavg()]
+    asked.out.write_text(json.dumps(found))
+    if asked.only.pattern:
+        return
+    text = page.page(found, f"make bench {asked.said}".strip())
+    print(text, end="")
+    if asked.doc:
+        asked.doc.write_text(text)
+
+
+def views(host: Guest, repetitions: int) -> Ran:
+    """Measure ways to bring the driver's files (views.py), and print a table of them."""
+    turns = [
+        (runtime, capabilities, way)
+        for runtime in ("runc", "crun")
+        for capabilities in (None, "all")
+        for way in cases.WAYS
+    ]
+    samples: dict[tuple[str, str | None, str], list[float]] = {turn: [] for turn in turns}
+    order = random.Random(SEED)
+    for repetition in range(-WARM_UP, repetitions):
+        for turn in order.sample(turns, len(turns)):
+            runtime, capabilities, way = turn
+            answer = host.ask("view", runtime=runtime, capabilities=capabilities, way=way)
+            if repetition >= 0:
+                samples[turn].append(answer["create"][0])
+    lines = []
+    for (runtime, capabilities, way), walls in samples.items():
+        wall = Summary.of(walls)
+        more = over(walls, samples[runtime, capabilities, "files"])
+        shown = f"{wall.median:.1f} ({wall.low:.1f} to {wall.high:.1f})"
+        lines.append((runtime, capabilities or "compute,utility", way, shown, f"{more:+.1f}"))
+    print(page.table(("runtime", "capabilities", "way", "create", "over files"), lines))
+    given = {c or "compute,utility": host.ask("files", capabilities=c) for c in (None, "all")}
+    print("\n".join(f"{name}: {count}" for name, count in given.items()))
+    return {" ".join(map(str, turn)): walls for turn, walls in samples.items()}
+
+
+def once(guests: dict[str, Guest], repetitions: int) -> Ran:
+    """Return what is not measured in turns with containers."""
+    host = guests["jit-cdi"]
+    found: Ran = {"hooks": {}}
+    edited = [case for case in cases.JIT if case.edits == "same"]
+    for case in edited:
+        samples = [host.ask("hook", **asdict(case)) for _ in range(repetitions)]
+        found["hooks"][case.name] = samples
+    cold = next(case for case in cases.JIT if case.is_cold)
+    found["counts"] = guests[cases.BARE].ask("counts") | {
+        "hook": host.ask("count_hook", **asdict(edited[0])),
+        "questions": host.ask("questions", **asdict(cold)),
+    }
+    return found
+
+
+if __name__ == "__main__":
+    main()

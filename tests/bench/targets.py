@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was measured, held against what the start path must reach. Pure.
+
+*found* is what measure.py leaves as JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from bench.cases import BASE, EIGHT, EIGHT_ALL, LIFE, MANY, NONE
+from bench.figures import over, ratio
+
+Found = dict[str, Any]
+# Over bare runc, in ms; of bare runc; of a start of the bare interpreter.
+OTHERS_MS, CREATE_MS = 1.2, 1.5
+EIGHT_RATIO, ALL_RATIO, EDITS_RATIO, MANY_RATIO, COLD_RATIO = 2.2, 2.7, 1.45, 1.15, 3.0
+PEAK_MIB = 16
+LAUNCHER_SHARE, SHIM_SHARE, HOOK_SHARE = 0.02, 3.0, 3.3
+A_BYTE = 6
+OTHERS = ("start", "state", "kill", "delete", "exec")
+BARE = "runc, without the stand-in"
+
+
+class Row(NamedTuple):
+    """One line: what, at most, measured, and whether that is met."""
+
+    what: str
+    limit: str
+    measured: str
+    is_met: bool
+
+
+def walls(
+    found: Found, case: str, operation: str = "create", host: str = "jit-cdi"
+) -> list[float]:
+    """Return the samples in ms; for the operation "life" what a container costs that runs once."""
+    operations = found["lives"][f"{host}: {case}"]
+    if operation == "life":
+        lives = zip(*(operations[name] for name in LIFE), strict=True)
+        return [sum(sample[0] for sample in samples) for samples in lives]
+    return [sample[0] for sample in operations[operation]]
+
+
+def stand_in(found: Found) -> float:
+    """Return what the hook costs that shows /proc/driver, which a real host does not have."""
+    return max(0.0, over(walls(found, BASE), walls(found, BARE)))
+
+
+def create_ratio(found: Found, case: str, base: str = BASE, host: str = "jit-cdi") -> float:
+    """Return the ratio of two creates, the stand-in in neither's account."""
+    return ratio(walls(found, case, host=host), walls(found, base, host=host), stand_in(found))
+
+
+def rows(found: Found) -> list[Row]:
+    """Return a line for each thing to reach."""
+    return [*_launcher(found), *_creates(found), *_resources(found), *_instructions(found)]
+
+
+def _launcher(found: Found) -> Iterator[Row]:
+    for operation in OTHERS:
+        more = over(walls(found, NONE, operation), walls(found, BASE, operation))
+        yield _at_most(f"{operation}: over bare runc", more, OTHERS_MS, _ms)
+    more = over(walls(found, NONE), walls(found, BASE))
+    yield _at_most("create that asks for no GPU: over bare runc", more, CREATE_MS, _ms)
+
+
+def _creates(found: Found) -> Iterator[Row]:
+    for case, limit in ((EIGHT, EIGHT_RATIO), (EIGHT_ALL, ALL_RATIO)):
+        name = case if case == EIGHT_ALL else f"{case}, compute,utility"
+        of_runc = create_ratio(found, case)
+        of_edits = create_ratio(found, case, f"runc, edits of {case}")
+        yield _at_most(f"create, {name}, warm: of bare runc", of_runc, limit, _times)
+        yield _at_most("… of bare runc with the same edits", of_edits, EDITS_RATIO, _times)
+    eight = create_ratio(found, EIGHT, host="cdi")
+    many = create_ratio(found, MANY, host="MIG, cdi")
+    what = f"create, {MANY}, cdi: of the ratio of 8 GPUs"
+    yield _at_most(what, many / eight, MANY_RATIO, _times)
+    asked = found["counts"]["questions"]
+    yield Row("create, 8 GPUs, cold: NVML initialisations", "1", str(asked), asked == 1)
+    cold = create_ratio(found, f"{EIGHT}, cold", EIGHT)
+    yield _at_most("… of the warm one", cold, COLD_RATIO, _times)
+
+
+def _resources(found: Found) -> Iterator[Row]:
+    samples = [
+        *(sample for name in found["programs"] if name not in ("true", "hello", "python")
+          for sample in found["programs"][name]),
+        *(sample for hooks in found["hooks"].values() for sample in hooks),
+    ]  # fmt: skip
+    peak = max(sample[2] for sample in samples) / 1024
+    yield _at_most("peak memory of what is ours", peak, PEAK_MIB, lambda mib: f"{mib:.1f} MiB")
+
+
+def _instructions(found: Found) -> Iterator[Row]:
+    counts = found["counts"]
+    none = "create, no GPU"
+    floor = counts["floor"]
+    limits = {
+        "state": ("launcher, state: instructions", LAUNCHER_SHARE),
+        none: (
+            f"launcher, {none}: instructions",
+            LAUNCHER_SHARE + A_BYTE * counts[f"bytes, {none}"] / floor,
+        ),
+        "create, 8 GPUs": ("create, 8 GPUs, warm, up to the exec: instructions", SHIM_SHARE),
+        "hook": ("hook, up to its first operation: instructions", HOOK_SHARE),
+    }
+    for name, (what, limit) in limits.items():
+        yield _at_most(what, counts[name] / floor, limit, _floors)
+
+
+def _at_most(what: str, value: float, limit: float, text: Callable[[float], str]) -> Row:
+    return Row(what, text(limit), text(value), value <= limit)
+
+
+def _ms(value: float) -> str:
+    return f"{value:.2f} ms"
+
+
+def _times(value: float) -> str:
+    return f"{value:.2f} x"
+
+
+def _floors(value: float) -> str:
+    return f"{value:.3f} x a bare Python"
