@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 
+from gpuruntime import __version__, request
 from gpuruntime import config as settings
-from gpuruntime import request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from gpuruntime.config import Config
 
 NAME = "launcher"
-HEAD = "gpuruntime-launcher 2"
+# Another program may know of more words.
+HEAD = f"gpuruntime-launcher 2 {__version__}"
 MAX_BYTES = 64 << 10
 # MOST_WORDS and LONGEST_WORD of launcher/triggers.h, which looks for pairs of bytes first.
 MAX_WORDS = 128
@@ -34,20 +35,30 @@ def content(config: Config, stamp: Sequence[object] | None) -> bytes | None:
 
     None if the launcher cannot be told, or not in so many bytes.
     """
-    names = [*config.runtimes, config.path or "-"]
-    if not all(name and not {"\n", "\0"} & set(name) for name in names):
+    start = config_lines(stamp)
+    if start is None or not all(map(_is_line, config.runtimes)):
         return None
-    lines = [HEAD]
-    if stamp is None:
-        lines.append("missing")
-    else:
-        lines += [f"config {config.path}", " ".join(("stat", *map(str, stamp[1:])))]
-    lines += [f"runtime {item}" for item in config.runtimes]
+    lines = [HEAD, *start, *(f"runtime {item}" for item in config.runtimes)]
     words = passing(config)
     lines.append("creates python" if words is None else "creates pass")
     lines += [f"word {word.decode()}" for word in words or ()]
     data = os.fsencode("\n".join((*lines, "end", "")))
     return data if len(data) <= MAX_BYTES else None
+
+
+def config_lines(stamp: Sequence[object] | None) -> list[str] | None:
+    """Return what tells the config file with *stamp*, None for none, from others; None if nothing.
+
+    The launcher writes the same lines of the one that it finds.
+    """
+    if stamp is None:
+        return ["missing"]
+    path, *numbers = map(str, stamp)
+    return [f"config {path}", " ".join(("stat", *numbers))] if _is_line(path) else None
+
+
+def _is_line(text: str) -> bool:
+    return bool(text) and "\n" not in text and "\0" not in text
 
 
 def passing(config: Config) -> tuple[bytes, ...] | None:
@@ -65,7 +76,6 @@ def store(config: Config, stamp: Sequence[object] | None) -> None:
     wanted = content(config, stamp)
     if wanted is None:
         return
-    settings.make_directory(settings.RUN_DIRECTORY)
     if settings.read_trusted(settings.RUN_DIRECTORY, NAME, MAX_BYTES) != wanted:
         settings.replace(settings.RUN_DIRECTORY, NAME, wanted)
 
@@ -78,11 +88,6 @@ def keep(environment: Mapping[str, str]) -> None:
     found = settings.find(environment)
     stamp = None if found is None else settings.stamp(*found)
     config = settings.compiled(stamp)
-    if config is None:
-        # Changed a moment ago: whoever reads it next compiles it.
-        return
-    try:
+    # None if it was changed a moment ago: whoever reads it next compiles it.
+    if config is not None:
         store(config, stamp)
-    except OSError:
-        # There is no directory for it.
-        return

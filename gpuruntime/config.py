@@ -220,7 +220,8 @@ def compiled(mark: list[Any] | None) -> Config | None:
 def make_directory(path: str) -> None:
     """Make the directory *path* for what we keep, if there is none; raise OSError."""
     try:
-        os.mkdir(path)
+        # Not even for a moment may others put something there.
+        os.mkdir(path, 0o755)
     except FileExistsError:
         return
     # Whatever the engine's umask is: a rootless engine reads what is in it, too.
@@ -268,6 +269,7 @@ def replace(directory: str, name: str, data: bytes) -> None:
     temporary = f"{directory}/.{name}.{os.urandom(8).hex()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
+        make_directory(directory)
         if not may_trust(os.stat(directory)):
             return
         fd = os.open(temporary, flags, 0o644)
@@ -283,7 +285,11 @@ def replace(directory: str, name: str, data: bytes) -> None:
             os.close(fd)
         os.rename(temporary, f"{directory}/{name}")
     except OSError:
-        os.unlink(temporary)
+        try:
+            os.unlink(temporary)
+        except OSError:
+            # Somebody has taken it away, or the whole directory.
+            return
 
 
 def _read_snapshot(expected: list[Any]) -> dict[str, Any] | None:

@@ -43,20 +43,28 @@ def find(name: str, config: Config, launcher: str, path: str | None) -> str:
 
     Raises ConfigError if there is none.
     """
+    option = _OPTIONS[name][0]
+    found = places(name, config, launcher, path)
+    if config[option].startswith("/"):
+        return found[0]
+    for place in found:
+        if os.access(place, os.X_OK) and os.path.isfile(place):
+            return place
+    raise ConfigError(
+        f'"{posixpath.basename(found[-1])}" is neither beside "{launcher}" nor on PATH',
+        f'set "{option}" in config.toml to the absolute path of {name}',
+    )
+
+
+def places(name: str, config: Config, launcher: str, path: str | None) -> list[str]:
+    """Return where `find` looks for the program *name*, in order."""
     option, default = _OPTIONS[name]
-    configured = config[option]
+    configured: str = config[option]
     if configured.startswith("/"):
-        return str(configured)
+        return [configured]
     wanted = name if configured in ("", default) else configured
     directories = [item for item in (path or "").split(":") if item.startswith("/")]
     directories += STANDARD_PATH
     if "/" in launcher:
         directories.insert(0, posixpath.dirname(os.path.abspath(launcher)))
-    for directory in directories:
-        found = posixpath.join(directory, wanted)
-        if os.access(found, os.X_OK) and os.path.isfile(found):
-            return found
-    raise ConfigError(
-        f'"{wanted}" is neither beside "{launcher}" nor on PATH',
-        f'set "{option}" in config.toml to the absolute path of {name}',
-    )
+    return [posixpath.join(directory, wanted) for directory in directories]

@@ -53,6 +53,25 @@ class Ready:
         """Take the *values* of the config file with *stamp* for those in force."""
         self._stamp, self._values = stamp, values
 
+    @property
+    def stamp(self) -> list[object] | None:
+        """The stamp of the config file in force, None without one."""
+        return self._stamp
+
+    def again(self) -> Ready:
+        """Return the file as it is by now, for the same config."""
+        found = Ready(self._directory)
+        found.use(self._stamp, self._values)
+        return found
+
+    def state(self, key: bytes) -> State | None:
+        """Return the state that goes with what is kept under *key*, None if that is nothing."""
+        if self._head.get("config") != self._stamp:
+            return None
+        entry = _decoded(self._line(key)) or {}
+        found: State | None = entry.get("state") or self._head.get("state")
+        return found if entry else None
+
     def find(self, key: bytes) -> Grant | None:
         """Return the grant that is kept under *key*, if it still holds."""
         if self._head.get("config") != self._stamp:

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 # Set by CPython at its start; the launcher tells whether they were ignored before.
 _IGNORED_BITS = ((1, _signal.SIGPIPE), (2, _signal.SIGXFSZ))
+# Beside these: the launcher could have done this by itself, had we told it how.
+_UNKNOWN_BIT = 4
 # Names of the incumbent's runtime, and the mode that each has whatever the config says.
 _MODES = {
     f"{settings.RUNTIME}.cdi": settings.CDI,
@@ -45,8 +47,9 @@ _MODES = {
 def main(cli_python: str) -> None:
     """Become the low-level runtime, or exit with the code of an error; never returns.
 
-    The launcher leaves in `sys.argv`: '-c', the ignored signals as a number, its own device and
-    inode, argv[0], the arguments. *cli_python* is the interpreter behind the slow path.
+    The launcher leaves in `sys.argv`: '-c', the ignored signals and what it lacks as a number, its
+    own device and inode, argv[0], the arguments. *cli_python* is the interpreter behind the slow
+    path.
     """
     _, ignored, identity, launcher, *arguments = sys.argv
     # Until the command line is read there is no log to write to.
@@ -60,13 +63,12 @@ def main(cli_python: str) -> None:
         log.level = "debug" if command.debug else config.log_level
         log.debug_file = config.debug
         runtime = lowlevel.find(config.runtimes, os.environ.get("PATH"), identity, log.warning)
-        if command.creates and not inject(
-            command, config, ShimHost(config, cli_python, launcher, log, ready), log
-        ):
-            # The launcher could not tell: the next time it can.
-            from gpuruntime import companion  # noqa: PLC0415 (nothing that a GPU is to wait for)
-
-            companion.keep(os.environ)
+        if command.creates:
+            host = ShimHost(config, cli_python, launcher, log, ready)
+            given = inject(command, config, host, log)
+            if given is None or (given and int(ignored) & _UNKNOWN_BIT):
+                # The launcher could not tell: the next time it can.
+                tell(given, config, ready, (launcher, identity))
         _restore(int(ignored))
         lowlevel.execute(runtime, arguments)
     except GpuRuntimeError as error:
@@ -85,18 +87,19 @@ def as_called(config: Config, program: str) -> Config:
     return settings.Config({**config.values, f"{settings.RUNTIME}.mode": mode}, config.path)
 
 
-def inject(command: Command, config: Config, host: Host, log: Log) -> bool:
+def inject(command: Command, config: Config, host: Host, log: Log) -> bytes | None:
     """Add the devices that the bundle's container asks for to its config.json.
 
-    Returns whether it may ask for any at all. Raises GpuRuntimeError, with config.json untouched,
-    if they cannot be given.
+    Returns the bytes that were there if something was given for which there is no warning, and
+    None if no word of it asks for anything. Raises GpuRuntimeError, with config.json untouched, if
+    they cannot be given.
     """
     # crun's --config names another file, which crun resolves before it enters the bundle.
     directory, name = os.path.split(command.config or "")
     bundle = Bundle(directory, name) if name else Bundle(command.bundle or "", CONFIG_NAME)
     document, doubt = bundle.parse()
     if not request.may_ask(bundle.data, config):
-        return False
+        return None
     if doubt is not None:
         raise bundle.ambiguous(doubt)
     decided = injection.decide(document, config, host)
@@ -112,9 +115,27 @@ def inject(command: Command, config: Config, host: Host, log: Log) -> bool:
     if log.is_on("debug") and decided.edits is not None:
         for line in describe(decided.edits):
             log.record("debug", escape(line))
-    if decided.apply(document):
-        bundle.store(document)
-    return True
+    if not decided.apply(document):
+        return b""
+    bundle.store(document)
+    return b"" if decided.warnings or decided.asked.ignored else bundle.data
+
+
+def tell(given: bytes | None, config: Config, ready: Ready, called: tuple[str, str]) -> None:
+    """Leave what the launcher lacked, whose argv[0], and device and inode, are *called*.
+
+    That is how to know what asks for nothing, and if something was *given* to a config.json, how
+    to give it again.
+    """
+    # Nothing that a GPU is to wait for.
+    from gpuruntime import companion  # noqa: PLC0415
+
+    companion.keep(os.environ)
+    if given is not None:
+        from gpuruntime import replay  # noqa: PLC0415
+
+        caller = replay.Caller(*called, os.environ.get("PATH", ""))
+        replay.keep(given, config, ready.again(), caller)
 
 
 class ShimHost:

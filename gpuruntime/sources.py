@@ -9,6 +9,7 @@ None if there is something that can change without a trace.
 from __future__ import annotations
 
 import os
+import time
 
 from cdi.errors import CdiError
 from cdi.registry import DEFAULT_DIRECTORIES, ENDINGS
@@ -18,7 +19,7 @@ from gpuruntime.grant import Grant
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from cdi.registry import Registry
     from gpuruntime.config import Config
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 # A hint names the devices by index, not each by its UUID as well.
 _MAX_NAMES_IN_HINT = 20
 _MAX_NAME_IN_HINT = 32
+# What changed this recently can change again without another time stamp.
+_SETTLED_NS = 1_000_000_000
 
 
 def of_machine(
@@ -84,6 +87,7 @@ def of_specs(
             "module version": [host_state.CONTENT, [stale.MODULE]],
         }
     )
+    is_settled = _is_settled(state["specs"][1], time.time_ns())
     known = read()
     warnings = [
         f'CDI spec "{file.path}" is not used: {file.error.category}: {file.error}'
@@ -105,14 +109,24 @@ def of_specs(
         ours = known.resolve([name for name in asked.devices if request.is_ours(name, config)])
     state["files"] = host_state.identities(mount["hostPath"] for mount in ours["mounts"])
     stale.check(ours)
-    # A file without a stamp was written just now, and may be again within the clock's tick.
-    is_settled = all(file.stamp for file in known.files)
+    # A file without a stamp was written just now.
+    is_settled = is_settled and all(file.stamp for file in known.files)
     return Grant(edits, warnings=warnings), state if is_settled else None
+
+
+def _is_settled(identities: Mapping[str, list[int] | None], now_ns: int) -> bool:
+    """Tell whether what has *identities* would have others if it changed once more.
+
+    A directory that gets a second name within the clock's tick would not.
+    """
+    times = [time_ns for found in identities.values() if found for time_ns in found[-2:]]
+    return now_ns - max(times, default=0) > _SETTLED_NS
 
 
 def _spec_paths(directories: Sequence[str]) -> list[str]:
     found = []
-    for directory in directories:
+    # As the registry has them: to the kernel, ".." behind a link is another directory.
+    for directory in map(os.path.normpath, directories):
         found.append(directory)
         try:
             names = sorted(os.listdir(directory))

@@ -26,10 +26,12 @@
 #endif
 
 /* Names that each end in a NUL, the last one in another: low-level runtimes, and the words without
- * which a config.json asks for nothing.  NULL: only Python can tell. */
+ * which a config.json asks for nothing.  NULL: only Python can tell.  *config* are the lines that
+ * tell the config file from others. */
 struct companion {
 	const char *runtimes;
 	const char *triggers;
+	const char *config;
 };
 
 /* Leaves in path the config file that the environment selects: 1 found, 0 none, -1 in doubt. */
@@ -142,14 +144,15 @@ static struct companion find_companion(char **envp, bool creates)
 	static char content[65537];
 	static struct statx info;
 	static struct text expected;
-	struct companion result = {NULL, NULL};
+	struct companion result = {NULL, NULL, NULL};
 	const int found = find_config(envp, &info);
 
 	if (found == 0 && !creates)
 		result.runtimes = "runc\0crun\0";
 	if (found < 0 || result.runtimes != NULL)
 		return result;
-	append(&expected, "gpuruntime-launcher 2\n");
+	append(&expected, "gpuruntime-launcher 2 " VERSION "\n");
+	result.config = expected.bytes + expected.length;
 	append_config(&expected, found, &info);
 	clear(&path);
 	append(&path, COMPANION);

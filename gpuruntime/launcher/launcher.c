@@ -18,6 +18,7 @@
 #include "interpreter.h"
 #include "kernel.h"
 #include "options.h"
+#include "replay.h"
 #include "report.h"
 #include "text.h"
 #include "triggers.h"
@@ -219,17 +220,40 @@ static bool asks_for_nothing(const struct command *command, const char *triggers
 	return may_ask(triggers) == 0;
 }
 
-/* Becomes the low-level runtime with the arguments untouched; returns only if that cannot be. */
-static void pass_through(const struct command *command, char **argv, char **envp)
+/* Prepares this create, whose command line is plain and which asks for something, by what Python
+ * gave for the same before.  Leaves in *unknown* whether that would help the next time. */
+static bool prepare(
+	struct replay *replay, const struct command *command, const struct companion *companion, char **argv,
+	char **envp, bool *unknown)
 {
+	const char *bundle = command->bundle != NULL ? command->bundle : ".";
+
+	/* A log of all that is done, and crun's other file, are Python's. */
+	if (companion->triggers == NULL || command->debug || command->config != NULL)
+		return false;
+	return prepare_replay(replay, bundle, argv[0], envp, companion->config, unknown);
+}
+
+/* Becomes the low-level runtime with the arguments untouched; returns only if that cannot be.  Leaves
+ * in *unknown* whether it could be, if Python left us what we lack. */
+static void pass_through(const struct command *command, char **argv, char **envp, bool *unknown)
+{
+	static struct replay replay;
 	char *const called = argv[0];
 	const struct companion companion = find_companion(envp, command->creates);
+	bool replays = false;
 
+	*unknown = companion.runtimes == NULL;
 	if (companion.runtimes == NULL)
 		return;
-	if (command->creates && !asks_for_nothing(command, companion.triggers))
-		return;
+	if (command->creates && !asks_for_nothing(command, companion.triggers)) {
+		replays = prepare(&replay, command, &companion, argv, envp, unknown);
+		if (!replays)
+			return;
+	}
 	if (!find_runtime(companion.runtimes, envp))
+		return;
+	if (replays && !store_replay(&replay))
 		return;
 	argv[0] = path.bytes;
 	call(SYS_execve, (long)path.bytes, (long)argv, (long)envp, 0, 0);
@@ -237,10 +261,10 @@ static void pass_through(const struct command *command, char **argv, char **envp
 }
 
 /* Which of the two signals that CPython sets to "ignore" at its start were ignored before: the
- * shim restores the others for the low-level runtime. */
-static const char *ignored_signals(void)
+ * shim restores the others for the low-level runtime.  And 4 for what is *unknown* here. */
+static const char *told(bool unknown)
 {
-	static const char *const digits[] = {"0", "1", "2", "3"};
+	static const char *const digits[] = {"0", "1", "2", "3", "4", "5", "6", "7"};
 	static const uintptr_t ignore = 1;
 	static struct signal_action pipe;
 	static struct signal_action filesize;
@@ -252,12 +276,14 @@ static const char *ignored_signals(void)
 		index |= 1;
 	if (filesize.handler == ignore)
 		index |= 2;
+	if (unknown)
+		index |= 4;
 	return digits[index];
 }
 
-/* Becomes the shim: which signals were ignored, and who the launcher is, so that the shim does not
- * take it for a low-level runtime, come before argv. */
-static _Noreturn void start_shim(char **argv, char **envp)
+/* Becomes the shim: which signals were ignored and what is *unknown*, and who the launcher is, so
+ * that the shim does not take it for a low-level runtime, come before argv. */
+static _Noreturn void start_shim(char **argv, char **envp, bool unknown)
 {
 	static struct statx self;
 	static struct text identity;
@@ -270,7 +296,7 @@ static _Noreturn void start_shim(char **argv, char **envp)
 	argv--;
 	*argv = identity.bytes;
 	argv--;
-	*argv = (char *)(uintptr_t)ignored_signals();
+	*argv = (char *)(uintptr_t)told(unknown);
 	start_python(argv, envp, "gpuruntime.shim");
 }
 
@@ -281,6 +307,7 @@ static _Noreturn void run_runtime(char **argv, char **envp)
 	/* The engine's word on passing calls through: "off", or "only", which forbids Python. */
 	const char *fast = value_of(envp, "GPURUNTIME_FAST");
 	const bool off = fast != NULL && equal(fast, "off");
+	bool unknown = false;
 
 	if (command.understood && command.version) {
 		clear(&message);
@@ -291,12 +318,12 @@ static _Noreturn void run_runtime(char **argv, char **envp)
 		write_out(1, &message);
 	}
 	if (command.understood && !off && (!command.creates || command.plain))
-		pass_through(&command, argv, envp);
+		pass_through(&command, argv, envp, &unknown);
 	if (fast != NULL && equal(fast, "only")) {
 		begin("runtime: only Python can answer this call, and GPURUNTIME_FAST=only forbids it");
 		give_up("unset GPURUNTIME_FAST, which is for tests", 1);
 	}
-	start_shim(argv, envp);
+	start_shim(argv, envp, unknown);
 }
 
 /* ---- the incumbent's tool, which is hooks and the command line ---- */

@@ -65,6 +65,7 @@ static const struct option CREATE_OPTIONS[] = {
 };
 
 /* *understood* are the global options, and then *plain* those of create, which asks nothing else.
+ * *debug*: a log of everything is wanted.
  * The bundle, NULL for the working directory, and crun's other file in place of its config.json,
  * NULL for that, are known of plain ones only. */
 struct command {
@@ -72,6 +73,7 @@ struct command {
 	bool creates;
 	bool version;
 	bool plain;
+	bool debug;
 	const char *bundle;
 	const char *config;
 };
@@ -126,7 +128,7 @@ static bool parse_create(char **args, struct command *command)
 /* Reads the global options and the subcommand from *args*, which do not include argv[0]. */
 static struct command parse(char **args)
 {
-	struct command command = {false, false, false, false, NULL, NULL};
+	struct command command = {false, false, false, false, false, NULL, NULL};
 	bool asks = false;
 
 	for (; *args != NULL; args++) {
@@ -153,6 +155,8 @@ static struct command parse(char **args)
 			if (equal(name, "version") || equal(name, "v") || equal(name, "V"))
 				command.version = true;
 		}
+		if (equal(option->name, "debug"))
+			command.debug = true;
 		if (option->kind == VALUE && name[length] == '\0') {
 			args++;
 			if (*args == NULL)

@@ -36,16 +36,17 @@ static size_t pair(const char *bytes)
 	return (size_t)(uint8_t)bytes[0] | (size_t)(uint8_t)bytes[1] << 8;
 }
 
-/* Reads *words*, each ended by a NUL and the last by two; false if that are too many.  Those that
- * begin with the same pair are a chain, which ends in 0. */
+/* Reads *words*, each ended by a NUL and the last by two; false if that are too many, or one cannot
+ * be looked for.  Those that begin with the same pair are a chain, which ends in 0. */
 static bool learn(struct triggers *triggers, const char *words)
 {
 	triggers->first[pair("\\u")] = ESCAPE;
 	triggers->first[pair("\\/")] = ESCAPE;
 	for (; *words != '\0'; words += until(words, '\0') + 1) {
+		const size_t length = until(words, '\0');
 		uint8_t *first = &triggers->first[pair(words)];
 
-		if (triggers->count == MOST_WORDS || words[1] == '\0')
+		if (triggers->count == MOST_WORDS || length < 2 || length > LONGEST_WORD || *first == ESCAPE)
 			return false;
 		triggers->count++;
 		triggers->words[triggers->count] = words;

@@ -59,6 +59,11 @@ _READ = frozenset(
 _SPELLED = {name.casefold(): name for name in _READ}
 
 
+def known_names() -> frozenset[str]:
+    """Return the names of members of which a config.json may have no other spelling."""
+    return _READ.union(*_OBJECTS.values())
+
+
 class Bundle:
     """A bundle directory, held open. `data` are the bytes of its config.json."""
 

@@ -63,7 +63,8 @@ GOOD_INTERPRETER = (
     "gpuruntime-interpreter 1\n",
     *("library @/lib\n", "python @/bin/python\n", "python -s\n", "slow /slow\n", "end\n"),
 )
-TRIGGERS = (b"NVIDIA_", b"nvidia.com/", b"NVIDIA", b"ab", b"aa", b"a")
+UNUSABLE = (b"a", b"\\u", b"x" * 257)
+TRIGGERS = (b"NVIDIA_", b"nvidia.com/", b"NVIDIA", b"ab", b"aa", *UNUSABLE)
 PIECES = (
     *(b"NVIDIA_", b"NVIDIA", b"nvidia.com/", b"nvidia.com", b"a", b"b", b"aa", b"N", b"\\", b"u"),
     *(b"\\u004e", b"\\u003c", b"\\u00", b"\\/", b"/", b'"', b"\0", b"\xff", b" " * 7, b"\\u002F"),
@@ -192,7 +193,7 @@ def _search_case(rng: random.Random, _: object) -> tuple[bytes, bytes, str]:
     words = rng.sample(TRIGGERS, rng.randint(0, len(TRIGGERS)))
     text = b"".join(rng.choices(PIECES, k=rng.randint(0, 9)))
     data = b"".join(word + b"\0" for word in words) + b"\0" + text
-    if b"a" in words:
+    if not set(words).isdisjoint(UNUSABLE):
         return b"w", data, "-1"
     # Of letters, digits and _-./=: only.
     escapes = re.findall(rb"\\(/|u00[2-7][0-9A-Fa-f])", text)

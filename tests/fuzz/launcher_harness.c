@@ -51,7 +51,7 @@ static void read_companion_end(const char *data, size_t size)
 	/* As in the launcher: the names go to the beginning of the buffer that holds the lines. */
 	static const char head[] = "gpuruntime-launcher 2\n";
 	char *buffer = malloc(sizeof head + size);
-	struct companion companion = {NULL, NULL};
+	struct companion companion = {NULL, NULL, NULL};
 
 	memcpy(buffer, head, sizeof head - 1);
 	memcpy(buffer + sizeof head - 1, data, size + 1);

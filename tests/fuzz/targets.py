@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import coverage
-from fuzz import launcher, parsers
+from fuzz import launcher, parsers, replay
 from hostile import noted
 from property import cdi_documents
 
@@ -335,7 +335,10 @@ TARGETS: dict[str, tuple[Callable[[random.Random, list[str], Path], None], list[
         for name, (_, _, modules) in parsers.PARSERS.items()
     },
     "launcher": (launcher.compare, []),
+    "replay": (replay.compare, []),
 }
+# Of the targets in C: who tells what a run has executed.
+COVERED = {"launcher": launcher.covered, "replay": replay.covered}
 # What a run long enough must have executed of the functions of a target's modules, in percent.
 LEAST_COVERED = 85
 
@@ -380,7 +383,7 @@ def run(name: str, seed: int, executions: int, seconds: float = 1e9) -> Result:
                 done += 1
         finally:
             measure.stop()
-        covered = launcher.covered(place) if name == "launcher" else {}
+        covered = COVERED[name](place) if name in COVERED else {}
     for module in modules:
         _, lines, _, missing, _ = measure.analysis2(str(TREE / module))
         inside = _lines_of_functions(TREE / module) & set(lines)

@@ -15,6 +15,7 @@ EXECUTIONS = {
     "require": 1000,
     "note": 4000,
     "launcher": 2,
+    "replay": 3,
 }
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.conftest import VERSION
+
 if TYPE_CHECKING:
     from launcher.conftest import Bench
 
@@ -29,7 +31,7 @@ def companion_text(
 
     Creates are passed unless one of *words* is in config.json; none of them if that is None.
     """
-    lines = ["gpuruntime-launcher 2"]
+    lines = [f"gpuruntime-launcher 2 {VERSION}"]
     if config is None:
         lines.append("missing")
     else:

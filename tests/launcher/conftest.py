@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuruntime import __version__
+
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = ROOT / "gpuruntime" / "launcher" / "launcher.c"
 FAKES = ROOT / "tests" / "fakes" / "runtime"
@@ -44,7 +46,7 @@ OWN_RUN = (
     *('/usr/bin/mount -t tmpfs run /run && exec /usr/bin/env -u PWD "$@"', "sh"),
 )
 DEADLINE_S = 30
-VERSION = "9.8.7"
+VERSION = __version__
 CLI_PYTHON = "/cli/python"
 LIBRARY = "/library"
 
@@ -153,6 +155,7 @@ class Workshop:
             "CLI_PYTHON": CLI_PYTHON,
             "VERSION": VERSION,
             "COMPANION": str(self.path("run/launcher")),
+            "REPLAY": str(self.path("run/replay")),
             "CONFIG_ROOT": str(self.path("etc")),
             "STANDARD_PATH": f"{self.path('standard')}:{self.path('standard2')}",
         }
@@ -312,6 +315,13 @@ def twin(workshop: Workshop) -> str:
 
 
 @pytest.fixture(scope="session")
+def readers(twin: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return where fuzz.replay has its program, built once under the sanitisers."""
+    assert twin
+    return tmp_path_factory.mktemp("readers")
+
+
+@pytest.fixture(scope="session")
 def real(workshop: Workshop) -> Path:
     """Return the links to a launcher that starts this tree's own Python code.
 
@@ -323,5 +333,6 @@ def real(workshop: Workshop) -> Path:
         PYTHON=START_PYTHON,
         CLI_PYTHON=sys.executable,
         COMPANION="/run/gpuruntime/launcher",
+        REPLAY="/run/gpuruntime/replay",
         CONFIG_ROOT="/etc",
     )

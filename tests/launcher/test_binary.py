@@ -15,6 +15,7 @@ from launcher.bundles import write_bundle, write_companion
 from launcher.conftest import Bench
 
 from gpuruntime import companion
+from gpuruntime.cli.checks.machine import Machine
 from gpuruntime.config import Config
 
 if TYPE_CHECKING:
@@ -24,13 +25,20 @@ if TYPE_CHECKING:
     from launcher.conftest import Workshop
 
 CROSS_CC = "aarch64-linux-gnu-gcc"
-MAX_BYTES = 16 << 10
+MAX_BYTES = 32 << 10
 
 
 def readelf(path: Path, option: str) -> str:
     """Return what readelf says about *path*."""
     command = ["readelf", "-W", option, str(path)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_doctor_knows_it(bench: Bench) -> None:
+    """By what is in it, whichever name it has; and no other program."""
+    machine = Machine()
+    assert machine.is_ours(str(bench.workshop.build("plain") / "launcher"))
+    assert not machine.is_ours(str(bench.path("lowlevel/runc")))
 
 
 def assert_hardened(path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from launcher.bundles import companion_text, write_companion, write_config
+from launcher.conftest import VERSION
 
 from gpuruntime import config
 
@@ -176,8 +177,11 @@ def swap(old: str, new: str) -> Callable[[str], str]:
 
 UNUSABLE: dict[str, Callable[[str], str]] = {
     "empty": lambda _: "",
-    "other-version": swap("gpuruntime-launcher 2", "gpuruntime-launcher 1"),
-    "longer-version": swap("gpuruntime-launcher 2", "gpuruntime-launcher 22"),
+    "other-format": swap("gpuruntime-launcher 2", "gpuruntime-launcher 1"),
+    "longer-format": swap("gpuruntime-launcher 2", "gpuruntime-launcher 22"),
+    "other-version": swap(f" {VERSION}\n", " 0.0.9\n"),
+    "longer-version": swap(f" {VERSION}\n", f" {VERSION}1\n"),
+    "no-version": swap(f" {VERSION}\n", "\n"),
     "other-path": swap("config /", "config //"),
     "longer-path": swap("config.toml", "config.toml2"),
     "no-config": swap("config ", "konfig "),

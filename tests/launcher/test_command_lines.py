@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from launcher.conftest import VERSION
 
 from gpuruntime.errors import RequestError
 from gpuruntime.oci import argv
@@ -42,8 +43,10 @@ def test_launcher_gives_each_command_line_to_the_right_program(
     else:
         assert outcome.who == "python"
         assert outcome.record.arguments[11:] == arguments
-    lines = b"gpu-container-runtime version 9.8.7\n\n" if case["command"].get("version") else b""
-    assert outcome.stdout == lines
+    lines = (
+        f"gpu-container-runtime version {VERSION}\n\n" if case["command"].get("version") else ""
+    )
+    assert outcome.stdout.decode() == lines
     assert outcome.stderr == b""
 
 

@@ -287,6 +287,9 @@ def test_a_companion_may_keep_every_create_from_being_passed(bench: Bench, bundl
         (tuple(f"WORD-{i}" for i in range(companion.MAX_WORDS)), "lowlevel/runc"),
         (tuple(f"WORD-{i}" for i in range(companion.MAX_WORDS + 1)), "python"),
         (("x" * companion.MAX_WORD_BYTES,), "lowlevel/runc"),
+        (("x" * (companion.MAX_WORD_BYTES + 1),), "python"),
+        (("\\u004e",), "python"),
+        (("\\/", "NVIDIA_"), "python"),
     ],
 )
 @BUILDS

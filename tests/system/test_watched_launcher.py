@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On the simulated host, each create that the launcher passes on is looked at again.
+"""On the simulated host, each create that the launcher passes on or answers is looked at again.
 
 All tests of this directory that start containers there rely on it; here is the control.
 """
@@ -15,6 +15,7 @@ from shim_host import LAUNCHER, ShimHost, asking
 pytestmark = pytest.mark.system
 BUILT = Path(LAUNCHER).resolve()
 COMPANION = "/run/gpuruntime/launcher"
+REPLAY = "/run/gpuruntime/replay"
 FORGOTTEN = f"sed -i -E '/^word (NVIDIA_|CUDA_VERSION)$/d' {COMPANION}"
 
 
@@ -56,6 +57,20 @@ def test_one_that_is_passed_on_by_mistake_is_seen(ask: str, host: ShimHost) -> N
     assert call.returncode == 70
     assert call.arguments is None
     assert "is asked of the machine" in call.stderr
+
+
+def test_one_that_is_answered_by_mistake_is_seen(host: ShimHost) -> None:
+    """The control: of an answer in which somebody has changed a byte."""
+    ask = {**asking("NVIDIA_VISIBLE_DEVICES=1"), "mounts": [], "linux": {"resources": {}}}
+    first = host.create(ask)
+    second = host.create(ask, GPURUNTIME_FAST="only")
+    assert second.config == first.config
+    assert second.gpus == [1]
+    host.shell(f"sed -i 's,:\"/dev/nvidiactl,:\"/dev/nvidiactm,' {REPLAY}")
+    call = host.create(ask)
+    assert call.returncode == 70
+    assert call.arguments is None
+    assert "the shim would write something else" in call.stderr
 
 
 def test_the_unwatched_one_would_start_it_without_its_gpu(host: ShimHost, tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The launcher, watched: before it passes on a create, WATCHER looks at the same bytes.
+ * The launcher, watched: before it passes on a create, WATCHER looks at the same bytes; before it
+ * puts an answer in place of config.json, at both.
  *
  * WATCHER is a program of Python's; what it refuses is not passed on: exit 70. The simulated host
  * has this in place of the launcher (tests/simhost/namespace.py), so that the tests that start
- * containers there prove of each of them that the shim would have changed nothing.
+ * containers there prove of each of them that the shim would have changed nothing, or the same.
  */
 
 #include "../../gpuruntime/launcher/kernel.h"
@@ -27,6 +28,8 @@ extern char **environ;
 /* What we were called with, which start_python() shifts and pass_through() does not. */
 static char **given;
 static const char *called;
+/* What the launcher has written beside config.json, NULL before. */
+static const char *written;
 
 /* Becomes the watcher, with all that we were called with as its arguments. */
 static void watch(void)
@@ -46,6 +49,8 @@ static void watch(void)
 		list[i] = (char *)(uintptr_t)words[i];
 	memcpy(list + count, given, all * sizeof *list);
 	list[count] = (char *)(uintptr_t)called;
+	if (written != NULL)
+		setenv("WATCHED_ANSWER", written, 1);
 	execve(PYTHON, list, environ);
 	perror("watched launcher: " PYTHON);
 	_exit(1);
@@ -74,9 +79,16 @@ static bool allowed(void)
 	return status == 0;
 }
 
-/* The system call itself, but for the exec of what a create is passed on to. */
+/* The system call itself, but for the exec of what a create is passed on to, and for the one that
+ * puts another config.json in the place of the engine's. */
 static long watched(long number, long a, long b, long c, long d, long e)
 {
+	if (number == SYS_renameat) {
+		written = (const char *)b;
+		if (!allowed())
+			_exit(70);
+		written = NULL;
+	}
 	if (number == SYS_execve && (char **)b == given && parse(given + 1).creates && !allowed())
 		_exit(70);
 	return call(number, a, b, c, d, e);

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`watcher.py ARGV0 ARGS...`: exit 0 if the shim would change nothing for this create.
 
+With a name in WATCHED_ANSWER: if the file of that name in the bundle is what the shim would write.
+
 Run in the engine's environment and directory by the watched launcher (launcher.c). It asks for the
 shim's decision itself, without the look for words that comes before it; what would have to be
 asked of the machine, or be refused, is a change too.
@@ -15,12 +17,14 @@ import sys
 TREE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.append(TREE)
 
+from cdi import strictjson  # noqa: E402
 from gpuruntime import config as settings  # noqa: E402
 from gpuruntime import injection, shim  # noqa: E402
 from gpuruntime.errors import GpuRuntimeError  # noqa: E402
 from gpuruntime.log import Log  # noqa: E402
 from gpuruntime.oci import argv  # noqa: E402
 from gpuruntime.oci.bundle import CONFIG_NAME, Bundle  # noqa: E402
+from gpuruntime.ready import Ready  # noqa: E402
 
 CLI_PYTHON = os.path.join(TREE, ".venv", "bin", "python")
 
@@ -39,7 +43,8 @@ def main() -> str | None:
     if not (command.understood and command.creates):
         return "no create that Python would understand"
     log = Log(None, json_format=False)
-    config = settings.load(os.environ, lambda path: shim._compile(path, CLI_PYTHON, log))
+    ready = Ready()
+    config = settings.load(os.environ, lambda path: shim._compile(path, CLI_PYTHON, log), ready)
     config = shim.as_called(config, sys.argv[1])
     directory, name = os.path.split(command.config or "")
     bundle = Bundle(directory, name) if name else Bundle(command.bundle or "", CONFIG_NAME)
@@ -48,6 +53,13 @@ def main() -> str | None:
     except GpuRuntimeError:
         # No JSON: no runtime reads it.
         return None
+    answer = os.environ.get("WATCHED_ANSWER")
+    if answer is not None:
+        host = shim.ShimHost(config, CLI_PYTHON, sys.argv[1], log, ready)
+        injection.decide(document, config, host).apply(document)
+        wanted = strictjson.dumps(document, ascii_only=False).encode()
+        with open(os.path.join(command.bundle or "", answer), "rb") as stream:
+            return None if stream.read() == wanted else "the shim would write something else"
     before = copy.deepcopy(document)
     decided = injection.decide(document, config, Untouchable())  # type: ignore[arg-type]
     if decided.apply(document) or document != before:

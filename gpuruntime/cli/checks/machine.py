@@ -29,8 +29,8 @@ from gpuruntime.system.paths import Root, list_names, reopen
 MAX_BYTES = 4 << 20
 MAX_NAMES = 100_000
 PROGRAM_TIMEOUT_S = 5.0
-# In our launcher, and in no other program.
-_OURS = b"gpuruntime-launcher 1\n"
+# In our launcher, whatever its format is, and in no other program.
+_OURS = b"gpuruntime-launcher "
 _MAX_PROGRAM_BYTES = 1 << 20
 _MAX_OUTPUT_BYTES = 64 << 10
 _CHUNK_BYTES = 64 << 10

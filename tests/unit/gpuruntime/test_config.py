@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpuruntime import config
+from gpuruntime import __version__, config
 from gpuruntime.cli import config_compile as compiler
 from gpuruntime.errors import ConfigError
 
@@ -168,6 +169,30 @@ def test_a_snapshot_that_cannot_be_believed_is_not_used(
     assert loaded.runtimes == ("runc", "crun")
 
 
+def test_nobody_else_ever_writes_in_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engines run with the umask 0, too; who is quick could hold our lock for ever."""
+    made = tmp_path / "run"
+    before = []
+    chmod = os.chmod
+
+    def look_first(path: str, mode: int) -> None:
+        before.append(stat.S_IMODE(made.stat().st_mode))
+        chmod(path, mode)
+
+    monkeypatch.setattr(os, "chmod", look_first)
+    for umask, mode in ((0, 0o755), (0o777, 0)):
+        old = os.umask(umask)
+        try:
+            config.make_directory(str(made))
+        finally:
+            os.umask(old)
+        assert before.pop() == mode
+        assert stat.S_IMODE(made.stat().st_mode) == 0o755
+        made.rmdir()
+
+
 def test_the_snapshot_and_the_companion_are_for_everybody_to_read(
     tmp_path: Path, run_directory: Path
 ) -> None:
@@ -181,7 +206,7 @@ def test_the_snapshot_and_the_companion_are_for_everybody_to_read(
         (run_directory / "launcher")
         .read_text()
         .startswith(
-            f"gpuruntime-launcher 2\nconfig {path}\n"
+            f"gpuruntime-launcher 2 {__version__}\nconfig {path}\n"
             f"stat {status.st_dev} {status.st_ino} {status.st_size} {status.st_mtime_ns}\n"
             "runtime /opt/runc\ncreates pass\nword NVIDIA_\n"
         )

@@ -139,7 +139,8 @@ SPOILED = {
     "missing": "rm $companion",
     "empty": ": > $companion",
     "cut": "truncate --size=40 $companion",
-    "of another version": "sed -i s/launcher.2/launcher\\ 1/ $companion",
+    "of another format": "sed -i s/launcher.2/launcher\\ 1/ $companion",
+    "of another version": "sed -i '1s/$/.1/' $companion",
     "stale": "sed -i '2s/.*/config \\/elsewhere/' $companion",
     "a link": "mv $companion /run/other; ln -s /run/other $companion",
     "a FIFO": "rm $companion; mkfifo $companion",
@@ -225,7 +226,7 @@ def test_the_words_are_those_that_a_request_is_looked_for_by() -> None:
     words = request.triggers(config)
     assert words is not None
     assert lines(config) == [
-        *("gpuruntime-launcher 2", "missing", "runtime runc", "runtime crun", "creates pass"),
+        *(companion.HEAD, "missing", "runtime runc", "runtime crun", "creates pass"),
         *(f"word {word.decode()}" for word in words),
         "end",
     ]
@@ -294,4 +295,4 @@ def test_a_path_of_any_bytes_is_written_as_it_is() -> None:
     path = os.fsdecode(b"/\xff\xc3\xa9")
     data = companion.content(Config({}, path), [path, 1, 2, 3, 4])
     assert data is not None
-    assert data.startswith(b"gpuruntime-launcher 2\nconfig /\xff\xc3\xa9\nstat 1 2 3 4\n")
+    assert data.partition(b"\n")[2].startswith(b"config /\xff\xc3\xa9\nstat 1 2 3 4\n")

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -198,10 +200,31 @@ def test_what_others_could_have_put_there_is_nothing(host: Host, kind: str) -> N
 
 def test_where_nothing_can_be_kept_nothing_fails(tmp_path: Path) -> None:
     """As for engines without root."""
-    found = Ready(str(tmp_path / "missing"))
+    found = Ready(str(tmp_path / "missing" / "run"))
     found.use(None, {})
     found.keep(KEY, GRANT, {}, of_inventory=True)
     assert found.find(KEY) is None
+
+
+def test_the_directory_is_made_where_there_is_none(host: Host) -> None:
+    """Where CDI specs are all that is asked for, nobody else makes it."""
+    host.directory = f"{host.directory}/run"
+    host.keep(of_inventory=False)
+    assert host.ready().find(KEY) == GRANT
+    assert stat.S_IMODE(Path(host.directory).stat().st_mode) == 0o755
+
+
+def test_a_directory_that_goes_away_meanwhile_fails_nothing(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody clears /run/gpuruntime while a container is created."""
+
+    def clear(_fd: int, _mode: int) -> None:
+        shutil.rmtree(host.directory)
+
+    monkeypatch.setattr(os, "fchmod", clear)
+    host.keep()
+    assert not Path(host.directory).exists()
 
 
 def test_keys_tell_requests_apart() -> None:

@@ -1,0 +1,434 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fuzz target for answers that the launcher gives again, built with sanitisers.
+
+A document is given random edits, and the answer written down. The launcher answers another
+document by it: not at all, or byte for byte as Python does.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import re
+import struct
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from cdi import edits as cdi_edits
+from cdi import strictjson
+from gpuruntime import replay, request
+from gpuruntime.config import Config
+from gpuruntime.injection import Injection
+from gpuruntime.oci import bundle
+from gpuruntime.request import Request
+
+HERE = Path(__file__).parent
+TREE = HERE.parents[1]
+RECORDED = sorted((TREE / "tests/data/configs").glob("*.json"))
+CASES_AT_A_TIME = 400
+# Of those that nothing is odd about, all are to be answered; of all cases, this share at least.
+LEAST_ANSWERED = 0.25
+OPTIONS = (
+    *("-std=gnu11", "-g", "-O1", "--coverage", "-Wno-unused-function"),
+    *("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+    *(f'-D{name}="/x"' for name in ("LIBDIR", "PYTHON", "CLI_PYTHON", "VERSION")),
+)
+FUNCTIONS = (
+    *("put_character", "read_escape", "read_character", "read_string", "read_number"),
+    *("read_word", "read_name", "read_parts", "read_value", "read_document", "member", "more"),
+    *("next", "is_list_of_objects", "depth_of", "are_mounts", "are_variables", "are_hooks"),
+    *("are_namespaces", "read_cgroup", "find_parts", "is_misspelled", "are_spelled"),
+    *("has_word", "find_asking", "are_same", "fits_document", "set", "set_variables"),
+    *("put_mounts", "add_mounts", "add_hooks", "sort_splices", "splice", "find_record"),
+    *("find_answer", "write_document"),
+)
+CONFIG = Config({}, None)
+CALLER = replay.Caller("gpu-container-runtime", "1:2", "/bin")
+WORDS = request.triggers(CONFIG) or ()
+DONE = "NVIDIA_VISIBLE_DEVICES=void"
+NAMES = ("PATH", "HOME", "A", "B_C", "É", "LD_LIBRARY_PATH", 'Q"', "N\\")
+TEXTS = (
+    *("", "x", "a b", "a=b=c", "é", "日本", "𝄞", 'quo"te', "back\\slash", "<&>", "\t\n\r\b\f"),
+    *("\u2028", "/", "/a//b/", "\x7f", "%s", "null", "x" * 300, "nvidia", "CUDA", "\U0010ffff"),
+)
+PLACES = (
+    *(
+        "/proc",
+        "/dev",
+        "/sys/fs/cgroup",
+        "/etc/hosts",
+        "/data",
+        "/data/a b",
+        "/data/é",
+        "/a/b/c/d",
+    ),
+    *("/usr/bin/nvidia-smi", "/", "/data/.hidden", "/data/..x", "/data/...", '/q"/x', "/b\\/x"),
+)
+ODD_PLACES = ("", "rel/x", "//x", "/x/", "/x/./y", "/x/../y", "/x//y", "/.", "/..", "/x/..", ".")
+WHOLE = (0, 1, -1, 5, 1024, 2**31, -(2**40), 10**30)
+
+
+def build(place: Path) -> Path:
+    """Return the program, built in *place* once."""
+    program = place / "replay"
+    if not program.exists():
+        subprocess.run(
+            ["gcc", *OPTIONS, "-o", str(program), str(HERE / "replay_harness.c")],
+            cwd=place, check=True, capture_output=True,
+        )  # fmt: skip
+    return program
+
+
+def run(cases: list[tuple[bytes, bytes]], place: Path) -> list[bytes]:
+    """Return what the launcher makes of each of *cases*, a kind and its bytes."""
+    file = place / "cases"
+    file.write_bytes(b"".join(kind + struct.pack("<I", len(d)) + d for kind, d in cases))
+    done = subprocess.run(
+        [build(place), file],
+        cwd=place,
+        env={"PATH": CALLER.path},
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
+    if done.returncode != 0:
+        raise AssertionError(done.stderr[:2000].decode(errors="replace"))
+    return done.stdout.split(b"\n")[:-1]
+
+
+def compare(rng: random.Random, texts: list[Any], place: Path) -> None:
+    """Answer many documents in C and here; raise if one differs, or a sanitiser says something."""
+    del texts
+    cases, wanted, ordinary = [], [], []
+    for _ in range(CASES_AT_A_TIME):
+        case = _answer_case(rng) if rng.random() < 0.7 else _document_case(rng)
+        cases.append(case[:2])
+        wanted.append(case[2])
+        ordinary.append(case[3])
+    lines = run(cases, place)
+    if len(lines) != len(cases):
+        raise AssertionError(f"{len(lines)} lines for {len(cases)} cases")
+    for (_, data), line, expected, must in zip(cases, lines, wanted, ordinary, strict=True):
+        if line == b"-":
+            if must:
+                raise AssertionError(f"not answered: {data!r}")
+        elif line != expected:
+            raise AssertionError(f"{data!r}: {line!r}, not {expected!r}")
+    share = sum(line != b"-" for line in lines) / len(lines)
+    if share < LEAST_ANSWERED:
+        raise AssertionError(f"only {share:.0%} are answered")
+
+
+def _document_case(rng: random.Random) -> tuple[bytes, bytes, bytes | None, bool]:
+    """Return a text, what it is read as, and whether it has to be read."""
+    odd = rng.random() < 0.5
+    value = {"a": _value(rng, 0, odd=odd), "b": _value(rng, 0, odd=odd)}
+    data = _spelled(rng, value)
+    if not odd:
+        return b"j", data, _plain(data), True
+    for _ in range(rng.randint(0, 3)):
+        data = _spoiled(rng, data)
+    return b"j", data, _plain(data), False
+
+
+def _plain(data: bytes) -> bytes | None:
+    """Return the document *data* as Python writes it, None if it must not be edited."""
+    try:
+        document, doubt = bundle.parse(data)
+        return None if doubt else strictjson.dumps(document, ascii_only=False).encode()
+    except (ValueError, UnicodeEncodeError):
+        return None
+
+
+def _answer_case(rng: random.Random) -> tuple[bytes, bytes, bytes | None, bool]:
+    """Return a document and a file of answers, what it is to become, and whether it has to."""
+    first = _container(rng)
+    answers: dict[bytes, Injection] = {}
+    records = []
+    for document in (first, *(_changed(rng, first) for _ in range(rng.randint(0, 2)))):
+        decided = Injection(Request("cdi", "environment", ("a",)), _edits(rng))
+        given = replay.conditions(document, CONFIG, CALLER)
+        added = None if given is None else replay._added(decided, document)
+        if given is not None and added is not None and given not in answers:
+            answers[given] = decided
+            records.append(replay.listed((given, b"", added)))
+    second, odd = copy.deepcopy(first), False
+    for _ in range(rng.randint(0, 4)):
+        second = _freely_changed(rng, second)
+    if rng.random() < 0.3:
+        second, odd = _changed(rng, second), True
+    if rng.random() < 0.3:
+        second, odd = _oddly_changed(rng, second), True
+    rng.shuffle(records)
+    data = _spelled(rng, second)
+    if rng.random() < 0.2:
+        data, odd = _spoiled(rng, data), True
+    names = replay.listed(name.encode() for name in sorted(bundle.known_names()))
+    file = replay.listed((replay.listed(WORDS), names, replay.listed(records)))
+    if rng.random() < 0.1:
+        file, odd = _spoiled(rng, file).replace(b"\0", b"0"), True
+        # What it says now nobody knows: only the sanitisers look.
+        return b"r", data + b"\0" + file[: rng.randint(0, len(file) - 1)], None, False
+    expected = _expected(data, answers)
+    must = expected is not None and not odd and not _replaces(second, answers)
+    return b"r", data + b"\0" + file, expected, must
+
+
+def _replaces(document: dict[str, Any], answers: dict[bytes, Injection]) -> bool:
+    """Tell whether one of *answers* has a mount in place of one of *document*."""
+    there = {mount["destination"] for mount in document["mounts"]}
+    added: list[Any] = [mount for found in answers.values() for mount in found.edits["mounts"]]  # type: ignore[index]
+    return any(mount["containerPath"] in there for mount in added)
+
+
+def _expected(data: bytes, answers: dict[bytes, Injection]) -> bytes | None:
+    """Return what the document *data* becomes by one of *answers*; None if by none."""
+    try:
+        document, doubt = bundle.parse(data)
+        if doubt is not None or b"\0" in data:
+            return None
+        given = replay.conditions(document, CONFIG, CALLER)
+        hooks = strictjson.dumps(document.get("hooks"), ascii_only=False).encode()
+        decided = None if given is None else answers.get(given)
+        if decided is None or cdi_edits.has_user_namespace(document):
+            return None
+        if any(word in hooks for word in WORDS):
+            return None
+        decided.apply(document)
+        return strictjson.dumps(document, ascii_only=False).encode()
+    except ValueError:
+        # No JSON, or half a character.
+        return None
+
+
+def _container(rng: random.Random) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(rng.choice(RECORDED).read_bytes())
+    found["process"]["env"].append(f"NVIDIA_VISIBLE_DEVICES={rng.choice(('all', '0', '1,2'))}")
+    if rng.random() < 0.7:
+        # It is most of the file, and of no interest.
+        found["linux"].pop("seccomp", None)
+    for _ in range(rng.randint(0, 3)):
+        found = _freely_changed(rng, found)
+    return found
+
+
+def _freely_changed(rng: random.Random, document: dict[str, Any]) -> dict[str, Any]:
+    """Return *document* with another value of what no answer depends on."""
+    found = copy.deepcopy(document)
+    process, linux = found["process"], found["linux"]
+    mounts = found["mounts"]
+    change = rng.randrange(12)
+    if change == 0:
+        process["args"] = [rng.choice(TEXTS) for _ in range(rng.randint(0, 4))]
+    elif change == 1:
+        entry = f"{rng.choice(NAMES)}={rng.choice(TEXTS)}"
+        process["env"].insert(rng.randint(0, len(process["env"])), entry)
+    elif change == 2:
+        mount = {"destination": f"/own/{rng.randint(0, 9)}", "source": rng.choice(TEXTS)}
+        mount.update(rng.choice(({}, {"options": ["bind", "ro"]}, {"type": "bind"})))
+        mounts.insert(rng.randint(0, len(mounts)), mount)
+    elif change == 3:
+        mounts.insert(0, {"source": "x", "destination": f"{rng.choice(PLACES).rstrip('/')}/z"})
+    elif change == 4:
+        found["annotations"] = {**(found.get("annotations") or {}), rng.choice(TEXTS[1:4]): "x"}
+    elif change == 5:
+        found["hostname"] = rng.choice(TEXTS)
+    elif change == 6:
+        name = rng.choice(("createContainer", "createRuntime", "prestart", "poststop"))
+        found.setdefault("hooks", {}).setdefault(name, []).append(
+            {"path": "/bin/true", "args": ["true", rng.choice(TEXTS)], "timeout": 5}
+        )
+    elif change == 7:
+        linux["cgroupsPath"] = f"/docker/{rng.randint(0, 99)}"
+    elif change == 8:
+        linux["namespaces"] = [{"type": "pid"}, {"type": "network", "path": "/proc/1/ns/net"}]
+    elif change == 9:
+        # Names that are no ASCII are not read.
+        linux["sysctl"] = {"net.x": rng.choice(TEXTS), "y": [rng.choice(WHOLE), {}, None]}
+    elif change == 10:
+        linux["resources"][rng.choice(("memory", "cpu"))] = {"limit": rng.choice(WHOLE)}
+    else:
+        found = dict(rng.sample(list(found.items()), len(found)))
+    return found
+
+
+def _changed(rng: random.Random, document: dict[str, Any]) -> dict[str, Any]:
+    """Return *document* with another value of what an answer depends on."""
+    found = copy.deepcopy(document)
+    process, linux = found["process"], found["linux"]
+    change = rng.randrange(9)
+    if change == 0:
+        process["user"] = {"uid": rng.randint(0, 2), "gid": 0, "additionalGids": [44]}
+    elif change == 1:
+        process.pop("user", None)
+    elif change == 2:
+        process["capabilities"] = {"bounding": rng.choice((["CAP_CHOWN"], ["CAP_SYS_ADMIN"]))}
+    elif change == 3:
+        linux["devices"] = rng.choice(
+            (None, [], [{"path": "/dev/nvidia0", "type": "c", "major": 1, "minor": 3}])
+        )
+    elif change == 4:
+        linux["resources"]["devices"] = rng.choice((None, [], [{"allow": False}]))
+    elif change == 5:
+        process["env"].insert(0, rng.choice(("NVIDIA_VISIBLE_DEVICES=3", "CUDA_VERSION=9")))
+    elif change == 6:
+        found["annotations"] = {"cdi.k8s.io/x": "nvidia.com/gpu=0"}
+    elif change == 7:
+        place = "/var/run/nvidia-container-devices/0"
+        found["mounts"].append({"source": "/dev/null", "destination": place})
+    else:
+        linux["cgroupsPath"] = rng.choice(("s.slice:docker:1", "a:b:c", "a:b", 5))
+    return found
+
+
+def _oddly_changed(rng: random.Random, document: dict[str, Any]) -> dict[str, Any]:
+    """Return *document* with something that engines do not write."""
+    found = copy.deepcopy(document)
+    process, linux, mounts = found["process"], found["linux"], found["mounts"]
+    change = rng.randrange(17)
+    odd = _value(rng, 0, odd=True)
+    if change == 0:
+        found[rng.choice(("hooks", "annotations", "root", "linux", "process", "mounts"))] = odd
+    elif change == 1:
+        process[rng.choice(("env", "user", "capabilities", "args"))] = odd
+    elif change == 2:
+        linux[rng.choice(("devices", "resources", "namespaces", "netDevices"))] = odd
+    elif change == 3:
+        mounts.append({"destination": rng.choice((*ODD_PLACES, *PLACES)), "source": "y"})
+    elif change == 4:
+        mounts.append(rng.choice(({}, {"source": "x"}, 5, {"destination": 5}, None, [])))
+    elif change == 5:
+        process["env"].append(rng.choice(("NOTHING", 5, None, "", "=x", "A", ["A=b"])))
+    elif change == 6:
+        linux["namespaces"] = [{"type": "user"}, {"type": "pid"}]
+    elif change == 7:
+        target = rng.choice((found, process, linux, linux["resources"], found["mounts"][0]))
+        name = rng.choice(sorted(bundle.known_names()))
+        target[rng.choice((name.upper(), name.title(), name.swapcase(), f"{name}\u017f"))] = odd
+    elif change == 8:
+        found["hooks"] = {
+            rng.choice(("prestart", "x")): rng.choice(([{"path": 5}], [5], {}, None))
+        }
+    elif change == 9:
+        found["hooks"] = {"prestart": [{"path": "/usr/bin/nvidia-container-runtime-hook"}]}
+    elif change == 10:
+        found.pop(rng.choice(("hooks", "annotations", "root", "linux", "process", "mounts")), None)
+    else:
+        found[rng.choice(("x", "annotations"))] = odd
+    return found
+
+
+def _edits(rng: random.Random) -> Any:
+    """Return completed edits."""
+    hooks = [
+        {
+            "hookName": rng.choice(("createContainer", "createRuntime", "startContainer")),
+            "path": "/usr/bin/gpu-cdi-hook",
+            **rng.choice(({}, {"args": ["gpu-cdi-hook", rng.choice(TEXTS)]}, {"timeout": 3})),
+        }
+        for _ in range(rng.choice((0, 1, 1, 3)))
+    ]
+    found: dict[str, Any] = {
+        "env": [
+            DONE,
+            *(f"{rng.choice(NAMES)}={rng.choice(TEXTS)}" for _ in range(rng.randint(0, 4))),
+        ],
+        "deviceNodes": [
+            {"path": f"/dev/nvidia{i}", "type": "c", "major": 195, "minor": i, "fileMode": 438}
+            for i in range(rng.choice((0, 1, 2, 8)))
+        ],
+        "mounts": [
+            {
+                "hostPath": rng.choice(TEXTS),
+                "containerPath": rng.choice(PLACES if rng.random() < 0.97 else ODD_PLACES),
+                "options": rng.choice(([], ["ro", "nosuid"])),
+            }
+            for _ in range(rng.choice((0, 1, 3, 20)))
+        ],
+        "hooks": hooks,
+        "additionalGids": rng.choice(([], [], [44], [44, 109])),
+    }
+    if rng.random() < 0.03:
+        found["netDevices"] = [{"hostInterfaceName": "eth0", "name": "e"}]
+    if rng.random() < 0.03:
+        found["intelRdt"] = {"closID": "x"}
+    return found
+
+
+def _value(rng: random.Random, depth: int, *, odd: bool) -> Any:
+    """Return any JSON value; *odd*: also such as the launcher does not read."""
+    kind = rng.randrange(8 if depth < 5 else 5)
+    if kind == 0:
+        return rng.choice((True, False, None))
+    if kind == 1:
+        return rng.choice(WHOLE)
+    if kind == 2 and odd:
+        return rng.choice((1.5, 1e300, -0.0, 1e-9, "\ud800", "\0", "\x1f", 10**100))
+    if kind <= 4:
+        return rng.choice(TEXTS)
+    if kind == 5 and odd and rng.random() < 0.1:
+        return json.loads("[" * (n := rng.randint(20, 80)) + "]" * n)
+    if kind <= 6:
+        return [_value(rng, depth + 1, odd=odd) for _ in range(rng.randint(0, 4))]
+    return {rng.choice(TEXTS): _value(rng, depth + 1, odd=odd) for _ in range(rng.randint(0, 4))}
+
+
+def _spelled(rng: random.Random, value: Any) -> bytes:
+    """Return *value* as an engine or a person writes it."""
+    how = rng.randrange(4)
+    if how == 0:
+        text = json.dumps(value, indent=rng.choice((None, 2, "\t")), ensure_ascii=False)
+    else:
+        text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    if how == 1:
+        # As Go does.
+        for character in "<>&\u2028\u2029":
+            text = text.replace(character, f"\\u{ord(character):04x}")
+    if how == 2:
+        text = re.sub(r"[é日本\u2028]", lambda found: f"\\u{ord(found[0]):04X}", text)
+    return (text + rng.choice(("", "\n", " \r\n\t"))).encode("utf-8", "surrogatepass")
+
+
+def _spoiled(rng: random.Random, data: bytes) -> bytes:
+    """Return *data* with one place changed."""
+    at = rng.randint(0, len(data))
+    pieces = (
+        b'"',
+        b"{",
+        b"}",
+        b"[",
+        b"]",
+        b",",
+        b":",
+        b"\\",
+        b"\\u00e9",
+        b"\\ud800",
+        b"\\/",
+        b"0",
+    )
+    more = (b"-", b"1", b".5", b"e3", b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80")
+    words = (b"true", b"null", b"NaN", b" ", b"\n", b"\x01", b'"env":[],', b"\xe9", b"\xf0\x9f")
+    piece = rng.choice((*pieces, *more, *words))
+    how = rng.randrange(4)
+    if how == 0:
+        return data[:at] + piece + data[at:]
+    if how == 1:
+        return data[:at] + data[at + rng.randint(1, 5) :]
+    if how == 2:
+        return data[:at] + piece + data[at + len(piece) :]
+    end = at + rng.randint(1, 60)
+    return data[:end] + data[at:]
+
+
+def covered(place: Path) -> dict[str, tuple[int, int]]:
+    """Return the executed lines, and all, of what reads and answers."""
+    done = subprocess.run(
+        ["gcov", "--no-output", "--function-summaries", "replay-replay_harness"],
+        cwd=place, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    found = re.findall(r"Function '(\w+)'\nLines executed:([\d.]+)% of (\d+)", done.stdout)
+    counts = {name: (round(float(share) * int(of) / 100), int(of)) for name, share, of in found}
+    parts = [counts[name] for name in FUNCTIONS]
+    return {"gpuruntime/launcher": (sum(a for a, _ in parts), sum(b for _, b in parts))}

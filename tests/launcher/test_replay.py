@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launcher gives again what Python gave, byte for byte as Python would, or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from fuzz import replay as generated
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from launcher import replays
+from launcher.replays import Scene
+
+from gpuruntime import replay, request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from launcher.conftest import Bench
+
+ENGINES = ("containerd", "cri", "docker", "podman")
+BUILDS = ("plain", "twin")
+LEAST_REPLAYED = 0.3
+
+
+@pytest.fixture(params=BUILDS)
+def scene(request: pytest.FixtureRequest, bench: Bench) -> Scene:
+    """Return a machine with a spec, and a launcher, also under the sanitisers."""
+    if request.param == "twin":
+        request.getfixturevalue("twin")
+    return Scene.make(bench, request.param)
+
+
+@pytest.fixture
+def plain(bench: Bench) -> Scene:
+    """Return a machine with a spec, and the launcher."""
+    return Scene.make(bench, "plain")
+
+
+def another(data: bytes) -> bytes:
+    """Return what an engine writes for another container of the same image."""
+    document = json.loads(data)
+    document["process"]["args"] = ["sh", "-c", "a && b > é"]
+    document["process"]["env"].insert(0, "HOME=/root")
+    document["hostname"] = "another"
+    document["mounts"].append({"destination": "/data", "type": "bind", "source": "/srv"})
+    document["linux"]["cgroupsPath"] = "/another"
+    text = json.dumps(document, separators=(",", ":"), ensure_ascii=False)
+    return text.replace("&", "\\u0026").replace(">", "\\u003e").encode() + b"\n"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_engines_write_is_given_again(scene: Scene, engine: str) -> None:
+    """To the same container, and to another that asks for the same."""
+    data = replays.recorded(engine)
+    # The control: without an answer, Python is asked.
+    assert not scene.replays(data)
+    given = scene.remember(data)
+    assert given is not None
+    assert given != data
+    assert scene.replays(data)
+    assert scene.replays(another(data))
+    assert scene.written != given
+
+
+def test_answers_of_several_containers_are_kept(scene: Scene) -> None:
+    """The last of them, each for what it was for."""
+    documents = []
+    for count in range(replay.MAX_RECORDS + 3):
+        document = json.loads(replays.recorded("docker"))
+        document["process"]["user"] = {"uid": count, "gid": 0}
+        documents.append(json.dumps(document).encode())
+        assert scene.remember(documents[-1]) is not None
+    replayed = [scene.replays(data) for data in documents]
+    assert not any(replayed[:3])
+    assert all(replayed[3:])
+
+
+@pytest.mark.property
+@pytest.mark.parametrize("build", BUILDS)
+def test_no_other_bytes_than_python_s(
+    build: str, bench: Bench, request: pytest.FixtureRequest
+) -> None:
+    """For generated containers: the same bytes or none, and often enough the same."""
+    if build == "twin":
+        request.getfixturevalue("twin")
+    scene = Scene.make(bench, build)
+    replayed: list[bool] = []
+
+    @settings(
+        max_examples=200,
+        deadline=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
+    )
+    @given(seed=st.integers(0, 2**32))
+    def check(seed: int) -> None:
+        rng = random.Random(seed)
+        first = generated._container(rng)
+        second = first
+        for _ in range(rng.randint(0, 4)):
+            second = generated._freely_changed(rng, second)
+        if rng.random() < 0.2:
+            second = generated._changed(rng, second)
+        if rng.random() < 0.2:
+            second = generated._oddly_changed(rng, second)
+        scene.remember(generated._spelled(rng, first))
+        try:
+            data = generated._spelled(rng, second)
+        except UnicodeEncodeError:
+            return
+        replayed.append(scene.replays(data))
+
+    check()
+    share = sum(replayed) / len(replayed)
+    print(f"{build}: {len(replayed)} containers, {share:.0%} replayed")
+    assert share >= LEAST_REPLAYED
+
+
+def _user(document: dict[str, Any]) -> None:
+    document["process"]["user"]["uid"] = 1000
+
+
+def _no_user(document: dict[str, Any]) -> None:
+    del document["process"]["user"]
+
+
+def _privileged(document: dict[str, Any]) -> None:
+    document["process"]["capabilities"]["bounding"].append("CAP_SYS_ADMIN")
+
+
+def _device(document: dict[str, Any]) -> None:
+    node = {"path": "/dev/nvidiactl", "type": "c", "major": 1, "minor": 3}
+    document["linux"]["devices"] = [node]
+
+
+def _rule(document: dict[str, Any]) -> None:
+    document["linux"]["resources"]["devices"].append({"allow": True, "access": "rwm"})
+
+
+def _asks_again(document: dict[str, Any]) -> None:
+    document["process"]["env"].append("NVIDIA_VISIBLE_DEVICES=2")
+
+
+def _capability(document: dict[str, Any]) -> None:
+    document["process"]["env"].append("NVIDIA_DRIVER_CAPABILITIES=all")
+
+
+def _no_name(document: dict[str, Any]) -> None:
+    document["process"]["env"].append("NOTHING")
+
+
+def _volume(document: dict[str, Any]) -> None:
+    place = "/var/run/nvidia-container-devices/2"
+    document["mounts"].append({"source": "/dev/null", "destination": place})
+
+
+def _annotation(document: dict[str, Any]) -> None:
+    document["annotations"] = {"cdi.k8s.io/x": "nvidia.com/gpu=2"}
+
+
+def _same_place(document: dict[str, Any]) -> None:
+    document["mounts"].append({"source": "/own", "destination": "/usr/bin/nvidia-smi"})
+
+
+def _odd_place(document: dict[str, Any]) -> None:
+    document["mounts"].append({"source": "/own", "destination": "/data//x"})
+
+
+def _systemd(document: dict[str, Any]) -> None:
+    document["linux"]["cgroupsPath"] = "system.slice:docker:x"
+
+
+def _user_namespace(document: dict[str, Any]) -> None:
+    document["linux"]["namespaces"].append({"type": "user"})
+
+
+def _engine_hook(document: dict[str, Any]) -> None:
+    hook = {"path": "/usr/bin/nvidia-container-runtime-hook", "args": ["x", "prestart"]}
+    document.setdefault("hooks", {}).setdefault("prestart", []).append(hook)
+
+
+def _misspelled(document: dict[str, Any]) -> None:
+    document["linux"]["Devices"] = []
+
+
+def _fraction(document: dict[str, Any]) -> None:
+    document["linux"]["resources"]["share"] = 0.5
+
+
+def _no_mounts(document: dict[str, Any]) -> None:
+    del document["mounts"]
+
+
+def _deep(document: dict[str, Any]) -> None:
+    document["x"] = json.loads("[" * 70 + "]" * 70)
+
+
+CHANGES = (
+    *(_user, _no_user, _privileged, _device, _rule, _asks_again, _capability, _no_name, _volume),
+    *(_annotation, _same_place, _odd_place, _systemd, _user_namespace, _engine_hook, _misspelled),
+    *(_fraction, _no_mounts, _deep),
+)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__.lstrip("_"))
+def test_what_an_answer_depends_on_is_compared(
+    scene: Scene, change: Callable[[dict[str, Any]], None]
+) -> None:
+    """One change that may mean another answer, or that the launcher does not understand."""
+    data = replays.recorded("docker")
+    scene.remember(data)
+    assert scene.replays(data)
+    document = json.loads(data)
+    change(document)
+    assert not scene.replays(json.dumps(document).encode())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b'{"a":1,"a":1}', id="twice"),
+        pytest.param(b"\xff", id="no text"),
+        pytest.param(b"", id="empty"),
+        pytest.param(b"[]", id="list"),
+        pytest.param(b"{}\0{}", id="nul"),
+        pytest.param(b'{"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"', id="cut"),
+        pytest.param(b'{"x":"' + b"NVIDIA_" * 200_000 + b'"}', id="large"),
+        pytest.param(b'{"NVIDIA_":' + b"[" * 100_000, id="deep"),
+        pytest.param(b'{"NVIDIA_":[' + b"0," * 100_000 + b"0]}", id="many"),
+    ],
+)
+def test_what_is_no_container_is_python_s(scene: Scene, data: bytes) -> None:
+    """Whatever it is, it stays as it is."""
+    scene.remember(replays.recorded("docker"))
+    who = scene.create(data).who
+    assert who in ("python", "lowlevel/runc")
+    assert scene.written == data
+    # Without one of the words, it is not looked into.
+    assert (who == "python") is any(word in data for word in request.triggers(scene.config) or ())
+
+
+def test_mode_and_owner_stay(scene: Scene) -> None:
+    """As Python keeps them."""
+    data = replays.recorded("docker")
+    scene.remember(data)
+    scene.create(data)
+    path = scene.bundle / "config.json"
+    path.write_bytes(data)
+    path.chmod(0o640)
+    if os.geteuid() == 0:
+        os.chown(path, 1234, 2345)
+    before = replays.mode_of(path)
+    assert scene.start().who == "lowlevel/runc"
+    assert scene.written != data
+    assert replays.mode_of(path) == before
+
+
+def test_the_file_of_the_engine_s_working_directory(plain: Scene) -> None:
+    """Without --bundle, as runc has it."""
+    data = replays.recorded("containerd")
+    given = plain.remember(data)
+    plain.create(data)
+    (plain.bundle / "config.json").write_bytes(data)
+    found = plain.bench.runtime("create", "c1", cwd=str(plain.bundle))
+    assert found.who == "lowlevel/runc"
+    assert plain.written == given
+
+
+# How the launcher is called otherwise than before: options, variables.
+CALLS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+    "debug": (("--debug",), {}),
+    "off": ((), {"GPURUNTIME_FAST": "off"}),
+    "PATH": ((), {"PATH": "/nowhere"}),
+    "config": ((), {"GPURUNTIME_CONFIG": "/dev/null"}),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_of_another_kind_is_python_s(plain: Scene, name: str) -> None:
+    """What was kept is not for it."""
+    options, variables = CALLS[name]
+    data = replays.recorded("docker")
+    plain.remember(data)
+    assert plain.replays(data)
+    if "PATH" in variables:
+        variables = {"PATH": f"{plain.bench.environment()['PATH']}:/nowhere"}
+    assert not plain.replays(data, *options, **variables)
+
+
+def test_another_file_than_config_json_is_python_s(plain: Scene) -> None:
+    """The option --config of crun."""
+    data = replays.recorded("docker")
+    plain.remember(data)
+    plain.create(data)
+    other = plain.bundle / "config.json"
+    other.write_bytes(data)
+    bundle = ("--bundle", str(plain.bundle))
+    found = plain.bench.runtime("create", *bundle, "--config", str(other), "c1")
+    assert found.who == "python"
+    assert plain.written == data
+
+
+def test_only_says_that_nothing_is_kept(plain: Scene) -> None:
+    """GPURUNTIME_FAST=only makes what Python has to answer an error, and only that."""
+    data = replays.recorded("docker")
+    found = plain.create(data, GPURUNTIME_FAST="only")
+    assert (found.returncode, found.who) == (1, None)
+    assert plain.written == data
+    plain.remember(data)
+    assert plain.replays(data, GPURUNTIME_FAST="only")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("program", "gpu-container-runtime"), ("identity", "1:2"), ("path", "/x")]
+)
+def test_answers_are_for_the_caller_that_they_were_given_to(
+    plain: Scene, name: str, value: str
+) -> None:
+    """By another name there are other modes; another launcher may have other code behind it."""
+    data = replays.recorded("docker")
+    plain.remember(data, plain.caller(**{name: value}))
+    assert not plain.replays(data)
+
+
+@pytest.mark.parametrize("habit", ["", "ignore-pipe"])
+def test_python_is_told_what_is_not_known(plain: Scene, habit: str) -> None:
+    """By a bit beside the ignored signals: where an answer could be used the next time."""
+    del habit
+    data = replays.recorded("docker")
+    arguments = plain.create(data).record.arguments
+    assert arguments[arguments.index(b"-c") + 2] == b"4"
+    document = json.loads(data)
+    _fraction(document)
+    arguments = plain.create(json.dumps(document).encode()).record.arguments
+    assert arguments[arguments.index(b"-c") + 2] == b"0"
+
+
+def test_without_a_low_level_runtime_nothing_is_changed(plain: Scene) -> None:
+    """It is looked for before anything is written."""
+    data = replays.recorded("docker")
+    plain.remember(data)
+    shutil.rmtree(plain.bench.path("lowlevel"))
+    found = plain.create(data)
+    assert found.who == "python"
+    assert plain.written == data
+
+
+def test_what_cannot_be_executed_was_given_all(plain: Scene) -> None:
+    """Python, which reports it, finds a container that asks for nothing more."""
+    data = replays.recorded("docker")
+    given = plain.remember(data)
+    assert given is not None
+    plain.bench.path("lowlevel/runc").write_bytes(b"\x7fELF")
+    found = plain.create(data)
+    assert found.who == "python"
+    assert plain.written == given
+    assert plain.by_python(given) == given

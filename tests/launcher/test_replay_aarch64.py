@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launcher for aarch64, under an emulator, answers again as the other one does."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from launcher import replays, test_aarch64
+from launcher.replays import Scene
+
+from gpuruntime import host_state, replay
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from launcher.conftest import Bench
+
+# Those of that module, which skips where there is no such launcher.
+workshop = test_aarch64.workshop
+bench = test_aarch64.bench
+
+
+def test_it_gives_the_same_bytes(bench: Bench, tmp_path: Path) -> None:
+    """With probes of each kind, which are other calls of the kernel there."""
+    scene = Scene.make(bench, "plain")
+    scene.itself = test_aarch64.EMULATOR
+    data = replays.recorded("docker")
+    scene.remember(data)
+    (tmp_path / "link").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "node0")
+    asked = {
+        "place": str(tmp_path),
+        "exists": f"{tmp_path}/link",
+        "link": f"{tmp_path}/link",
+        "names": str(tmp_path),
+        "nodes": f"{tmp_path}/node*",
+    }
+    parts = [*host_state.read({name: [name, [of]] for name, of in asked.items()}).values()]
+    parts.append(["variable", {"PATH": bench.environment()["PATH"]}])
+    more = replay.probes(parts)
+    assert more is not None
+    content = scene.file.read_bytes()
+    start = content.index(b"\n", content.index(b"user ")) + 1
+    words, names, records = replay.fields(content[start:])
+    given, probes, added = replay.fields(replay.fields(records)[0])
+    record = replay.listed((given, probes + more, added))
+    found = replay.listed((words, names, replay.listed((record,))))
+    scene.file.write_bytes(content[:start] + found)
+    assert scene.replays(data)
+    (tmp_path / "node0").unlink()
+    assert not scene.replays(data)

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file of answers as it may lie there, and bundles that cannot be written."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from fuzz import replay as harness
+from launcher import replays
+from launcher.conftest import OWN_RUN
+from launcher.replays import RUNTIME, Scene
+
+from gpuruntime import __version__, replay, request
+from gpuruntime.oci import bundle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from launcher.conftest import Bench
+
+DATA = replays.recorded("containerd")
+
+
+@pytest.fixture(params=("plain", "twin"))
+def scene(request: pytest.FixtureRequest, bench: Bench) -> Scene:
+    """Return a machine on which the launcher has an answer for DATA."""
+    if request.param == "twin":
+        request.getfixturevalue("twin")
+    made = Scene.make(bench, request.param)
+    made.remember(DATA)
+    # The control for all that follows.
+    assert made.replays(DATA)
+    return made
+
+
+def _missing(file: Path) -> None:
+    file.unlink()
+
+
+def _empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def _half(file: Path) -> None:
+    data = file.read_bytes()
+    file.write_bytes(data[: len(data) // 2])
+
+
+def _more(file: Path) -> None:
+    file.write_bytes(file.read_bytes() + b"\n")
+
+
+def _nul(file: Path) -> None:
+    data = file.read_bytes()
+    file.write_bytes(data[:-9] + b"\0" + data[-8:])
+
+
+def _version(file: Path) -> None:
+    data = file.read_bytes()
+    file.write_bytes(data.replace(__version__.encode(), b"9.9.9", 1))
+
+
+def _format(file: Path) -> None:
+    data = file.read_bytes()
+    file.write_bytes(data.replace(b"gpuruntime-replay 1", b"gpuruntime-replay 2", 1))
+
+
+def _config(file: Path) -> None:
+    data = file.read_bytes()
+    file.write_bytes(data.replace(b"missing\n", b"config /x\nstat 1 2 3 4\n", 1))
+
+
+def _user(file: Path) -> None:
+    data = file.read_bytes()
+    file.write_bytes(data.replace(b"user %d\n" % os.geteuid(), b"user 4711\n", 1))
+
+
+def _group_writes(file: Path) -> None:
+    file.chmod(0o664)
+
+
+def _others_write(file: Path) -> None:
+    file.chmod(0o646)
+
+
+def _directory_of_others(file: Path) -> None:
+    file.parent.chmod(0o777)
+
+
+def _link(file: Path) -> None:
+    file.rename(file.with_name("elsewhere"))
+    file.symlink_to("elsewhere")
+
+
+def _pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def _directory(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def _socket(file: Path) -> None:
+    file.unlink()
+    before = os.open(".", os.O_RDONLY)
+    try:
+        # The name of a socket may not be long.
+        os.chdir(file.parent)
+        with socket.socket(socket.AF_UNIX) as opened:
+            opened.bind(file.name)
+    finally:
+        os.fchdir(before)
+        os.close(before)
+
+
+def _too_large(file: Path) -> None:
+    data = file.read_bytes()
+    file.write_bytes(data + b" " * (replay.MAX_BYTES + 1 - len(data)))
+
+
+def _owner(file: Path) -> None:
+    os.chown(file, 4711, 0)
+
+
+SPOILED = (
+    *(_missing, _empty, _half, _more, _nul, _version, _format, _config, _user, _group_writes),
+    *(_others_write, _directory_of_others, _link, _pipe, _directory, _socket, _too_large, _owner),
+)
+
+
+@pytest.mark.parametrize("spoil", SPOILED, ids=lambda spoil: spoil.__name__.lstrip("_"))
+def test_what_cannot_be_believed_is_no_answer(scene: Scene, spoil: Callable[[Path], None]) -> None:
+    """Nothing of it counts; Python is asked, and nothing hangs."""
+    if spoil is _owner and os.geteuid() != 0:
+        pytest.skip("only root gives files away")
+    spoil(scene.file)
+    assert not scene.replays(DATA)
+
+
+def test_the_largest_file_is_read(scene: Scene) -> None:
+    """The control for the one that is too large; many other answers are before the last."""
+    head, answers = scene.file.read_bytes(), []
+    start = head.index(b"user ")
+    start = head.index(b"\n", start) + 1
+    words, names, records = replay.fields(head[start:])
+    (found,) = replay.fields(records)
+    parts = replay.fields(found)
+    other = replay.listed((parts[0].replace(b"uid", b"xid"), parts[1], b" " * 30_000))
+    while True:
+        answers.append(other)
+        content = head[:start] + replay.listed((words, names, replay.listed([*answers, found])))
+        if len(content) > replay.MAX_BYTES:
+            break
+        scene.file.write_bytes(content)
+    assert len(answers) > 10
+    assert scene.replays(DATA)
+
+
+def test_a_file_that_ends_early_is_no_answer_wherever_it_ends(readers: Path) -> None:
+    """At every byte, under the sanitisers."""
+    document, doubt = bundle.parse(DATA)
+    assert doubt is None
+    given = replay.conditions(document, harness.CONFIG, harness.CALLER)
+    assert given is not None
+    probe = replay.listed((b"exists", b"/", b"1"))
+    added = replay.listed(
+        (b"", b"", b"", replay.listed((b'"X=1"',)), replay.listed((b'"/x"', b"{}")), b"")
+    )
+    names = replay.listed(name.encode() for name in sorted(bundle.known_names()))
+    words = request.triggers(harness.CONFIG)
+    assert words is not None
+    record = replay.listed((given, probe, added))
+    file = replay.listed((replay.listed(words), names, replay.listed((record,))))
+    cut = [(b"r", DATA + b"\0" + file[:length]) for length in range(len(file))]
+    lines = harness.run([*cut, (b"r", DATA + b"\0" + file)], readers)
+    assert set(lines[:-1]) == {b"-"}
+    # The control.
+    assert b'"X=1"' in lines[-1]
+
+
+@pytest.mark.parametrize(
+    "field", [b"", b":", b"1", b"1:", b"1:a", b"2:a\n", b"-1:a\n", b"99999999999999999999:a\n"]
+)
+def test_what_is_no_field_is_none(readers: Path, field: bytes) -> None:
+    """In each place where there are fields."""
+    words, good = replay.listed((b"NVIDIA_",)), replay.listed((b"a", b"b", b"c"))
+    files = [
+        field,
+        replay.listed((words,)) + field,
+        replay.listed((words, b"", replay.listed((good,)))) + field,
+        replay.listed((words, b"", field)),
+        replay.listed((words, b"", replay.listed((field,)))),
+        replay.listed((words, b"", replay.listed((replay.listed((field, field, field)),)))),
+        replay.listed((field, field, replay.listed((good,)))),
+    ]
+    lines = harness.run([(b"r", DATA + b"\0" + file) for file in files], readers)
+    assert lines == [b"-"] * len(files)
+
+
+# What is done to the bundle, which is a file system of 32 KiB; then the launcher is started.
+UNWRITABLE = {
+    "read-only": "mount -o remount,ro .",
+    "full": "cat /dev/zero > fill 2>/dev/null; :",
+    # Room for a beginning of it.
+    "nearly full": "cat /dev/zero > fill 2>/dev/null; truncate -s -8192 fill",
+}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
+@pytest.mark.parametrize("name", UNWRITABLE)
+def test_what_cannot_be_written_is_left_to_python(scene: Scene, name: str) -> None:
+    """With config.json as it was, and nothing beside it."""
+    document = json.loads(DATA)
+    document["process"]["args"] = ["x" * 9000]
+    data = json.dumps(document).encode()
+    assert scene.replays(data)
+    place = scene.bench.path("other/bundle")
+    (place / "config.json").unlink()
+    kept = scene.bench.path("other/kept.json")
+    kept.write_bytes(data)
+    seen = scene.bench.path("other/seen")
+    script = (
+        f"mount -t tmpfs -o size=32k bundle {place} && cd {place} && cp {kept} config.json && "
+        f'{UNWRITABLE[name]}; "$@"; status=$?; cp config.json {seen}; rm -f fill 2>/dev/null; '
+        f"ls -A > {seen}.names; exit $status"
+    )
+    own = ("/usr/bin/unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", script)
+    bench = scene.bench
+    for old in bench.workshop.root.rglob("*.record"):
+        old.unlink()
+    subprocess.run(
+        [*own, "sh", scene.program, "create", "c1"],
+        env={"PATH": bench.environment()["PATH"] + ":/usr/bin:/bin"},
+        capture_output=True,
+        check=False,
+        timeout=30,
+    )
+    records = {path.name for path in bench.workshop.root.rglob("*.record")}
+    assert records == {"python.record"}
+    assert seen.read_bytes() == data
+    assert set((seen.parent / "seen.names").read_text().split()) <= {"config.json", "fill"}
+
+
+def test_the_shim_writes_what_the_launcher_reads(bench: Bench, real: Path, tmp_path: Path) -> None:
+    """For real, with /run of its own: Python once, and never again."""
+    # It makes the spec.
+    Scene.make(bench, "plain")
+    config = tmp_path / "config.toml"
+    specs = bench.path("specs")
+    config.write_text(
+        f'[{RUNTIME}]\nmode = "cdi"\n[{RUNTIME}.modes.cdi]\nspec-dirs = ["{specs}"]\n'
+    )
+    place = tmp_path / "bundle"
+    place.mkdir()
+    (place / "first.json").write_bytes(DATA)
+    (place / "config.json").write_bytes(DATA)
+    program = real / "gpu-container-runtime"
+    script = (
+        f'cd {place} && "$@" && /bin/cp config.json by-python && '
+        '/bin/cp first.json config.json && export GPURUNTIME_FAST=only && exec "$@"'
+    )
+    done = subprocess.run(
+        [*OWN_RUN, "/bin/sh", "-c", script, "sh", str(program), "create", "c1"],
+        env=bench.environment(GPURUNTIME_CONFIG=str(config)),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (place / "by-python").read_bytes() != DATA
+    assert (place / "config.json").read_bytes() == (place / "by-python").read_bytes()
+
+
+def test_a_limit_of_file_sizes_is_python_s(scene: Scene) -> None:
+    """Where the limit is, a signal ends who does not ignore it."""
+    scene.bundle.joinpath("config.json").write_bytes(DATA)
+    command = [scene.program, "create", "--bundle", str(scene.bundle), "c1"]
+    for old in scene.bench.workshop.root.rglob("*.record"):
+        old.unlink()
+    limited = ["/bin/sh", "-c", 'ulimit -S -f 200; exec "$@"', "sh", *command]
+    subprocess.run(limited, env=scene.bench.environment(), check=True, timeout=30)
+    records = {path.name for path in scene.bench.workshop.root.rglob("*.record")}
+    assert records == {"python.record"}
+    assert scene.written == DATA

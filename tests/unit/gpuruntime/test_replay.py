@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which answers are kept for the launcher; that it gives them is tests/launcher's affair."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuruntime import replay, shim
+from gpuruntime.config import Config
+from gpuruntime.log import Log
+from gpuruntime.oci import argv
+from gpuruntime.ready import Ready
+
+RUNTIME = "nvidia-container-runtime"
+CALLER = replay.Caller("/usr/bin/gpu-container-runtime", "1:2", "/usr/bin:/bin")
+# A younger spec is not taken for settled.
+SETTLED_S = 1.1
+EDITS: dict[str, dict[str, Any]] = {
+    "0": {"env": ["GPU=0"], "mounts": [{"hostPath": "/etc/hosts", "containerPath": "/a"}]},
+    "odd": {"mounts": [{"hostPath": "/etc/hosts", "containerPath": "/a//b"}]},
+    "deep": {"mounts": [{"hostPath": "/etc/hosts", "containerPath": "/a" * 64}]},
+    "net": {"netDevices": [{"hostInterfaceName": "e0", "name": "e1"}]},
+    "rdt": {"intelRdt": {"closID": "x"}},
+}
+Document = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def specs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory of specs: ours, and one of somebody who does not say what was given."""
+    place = tmp_path_factory.mktemp("specs")
+    place.chmod(0o755)
+    for vendor, env in (("nvidia", ["NVIDIA_VISIBLE_DEVICES=void"]), ("other", ["X=1"])):
+        spec = {
+            "cdiVersion": "1.1.0",
+            "kind": f"{vendor}.com/gpu",
+            "devices": [{"name": n, "containerEdits": found} for n, found in EDITS.items()],
+            "containerEdits": {"env": env},
+        }
+        (place / f"{vendor}.json").write_text(json.dumps(spec))
+    time.sleep(SETTLED_S)
+    return place
+
+
+def asking(device: str = "0") -> Document:
+    """Return a config that asks for *device*."""
+    return {
+        "process": {"env": [f"NVIDIA_VISIBLE_DEVICES={device}"], "user": {"uid": 0}},
+        "mounts": [],
+        "linux": {"resources": {}, "namespaces": [{"type": "pid"}]},
+    }
+
+
+def kept(
+    place: Path,
+    specs: Path,
+    document: Document,
+    values: dict[str, Any] | None = None,
+    caller: replay.Caller = CALLER,
+) -> list[bytes]:
+    """Return the answers that are kept after *document* was given what it asks for."""
+    values = {
+        f"{RUNTIME}.mode": "cdi",
+        f"{RUNTIME}.modes.cdi.spec-dirs": [str(specs)],
+        **(values or {}),
+    }
+    data = json.dumps(document).encode()
+    bundle = place / "bundle"
+    bundle.mkdir(exist_ok=True)
+    (bundle / "config.json").write_bytes(data)
+    place.chmod(0o755)
+    config, log = Config(values, None), Log(None, json_format=False)
+    ready = Ready(str(place))
+    ready.use(None, {})
+    command = argv.parse(["create", "--bundle", str(bundle), "id"])
+    host = shim.ShimHost(config, sys.executable, caller.program, log, ready)
+    given = shim.inject(command, config, host, log)
+    assert given is not None
+    # What it says is for the launcher.
+    if given:
+        assert given == data
+        assert (bundle / "config.json").read_bytes() != data
+        replay.keep(given, config, ready.again(), caller, str(place))
+    file = place / replay.NAME
+    if not file.exists():
+        return []
+    content = file.read_bytes()
+    start = content.index(b"\n", content.index(b"\nuser ") + 1) + 1
+    return replay.fields(replay.fields(content[start:])[2])
+
+
+def test_an_answer_is_kept_and_replaced(tmp_path: Path, specs: Path) -> None:
+    """One for the same conditions, another beside it for others."""
+    assert len(kept(tmp_path, specs, asking())) == 1
+    assert len(kept(tmp_path, specs, asking())) == 1
+    other = asking()
+    other["process"]["user"] = {"uid": 1}
+    found = kept(tmp_path, specs, other)
+    assert len(found) == 2
+    assert b'"GPU=0"' in found[0]
+    free = asking()
+    free["process"]["args"] = ["other"]
+    assert len(kept(tmp_path, specs, free)) == 2
+
+
+def test_those_of_another_config_are_dropped(tmp_path: Path, specs: Path) -> None:
+    """Or of another launcher: what is in the head is for all of them."""
+    assert len(kept(tmp_path, specs, asking())) == 1
+    caller = replay.Caller(CALLER.program, "1:3", CALLER.path)
+    other = asking("nvidia.com/gpu=0")
+    assert len(kept(tmp_path, specs, other, caller=caller)) == 1
+
+
+def test_they_have_a_limit(tmp_path: Path, specs: Path) -> None:
+    """The oldest goes, and one that is too large for all is not kept."""
+    for uid in range(40):
+        document = asking()
+        document["process"]["user"] = {"uid": uid, "x": "y" * 30_000}
+        found = kept(tmp_path, specs, document)
+    assert 5 < len(found) < replay.MAX_RECORDS
+    assert b'"uid":39' in found[-1]
+    assert (tmp_path / replay.NAME).stat().st_size <= replay.MAX_BYTES
+    document["process"]["user"] = {"uid": 99, "x": "y" * replay.MAX_BYTES}
+    assert kept(tmp_path, specs, document) == found
+
+
+@pytest.mark.parametrize(
+    "rest", [b"", b"x", b"1:a\n", b"3:0:\n\n", replay.listed([replay.listed([b"1:a"])])]
+)
+def test_a_file_that_somebody_cut_is_begun_anew(tmp_path: Path, specs: Path, rest: bytes) -> None:
+    """Wherever: behind its head there are records, or nothing."""
+    found = kept(tmp_path, specs, asking())
+    file = tmp_path / replay.NAME
+    content = file.read_bytes()
+    head = content[: content.index(replay.listed([replay.listed(found)]))]
+    file.write_bytes(head + rest)
+    assert kept(tmp_path, specs, asking()) == found
+
+
+@pytest.mark.parametrize("device", ["odd", "deep", "net", "rdt", "other.com/gpu=0"])
+def test_what_the_launcher_cannot_add_is_not_kept(
+    tmp_path: Path, specs: Path, device: str
+) -> None:
+    """Places with more than one spelling, other members, what would be given twice."""
+    assert kept(tmp_path, specs, asking(device)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (f"{RUNTIME}.log-level", "debug"),
+        (f"{RUNTIME}.debug", "/nowhere/log"),
+        ("swarm-resource", "GERÄT"),
+    ],
+)
+def test_some_configs_are_python_s(tmp_path: Path, specs: Path, name: str, value: str) -> None:
+    """Where more is said than the launcher can, or words cannot tell."""
+    assert kept(tmp_path, specs, asking(), {name: value}) == []
+
+
+@pytest.mark.parametrize(
+    "caller",
+    [
+        replay.Caller("bin/gpu-container-runtime", "1:2", "/bin"),
+        replay.Caller(CALLER.program, "", "/bin"),
+    ],
+)
+def test_a_caller_that_may_be_another_is_not_answered(
+    tmp_path: Path, specs: Path, caller: replay.Caller
+) -> None:
+    """By its name, which may be below another directory, or without /proc."""
+    assert kept(tmp_path, specs, asking(), caller=caller) == []
+
+
+def _privileged(document: Document) -> None:
+    document["linux"]["resources"]["devices"] = [{"allow": True, "access": "rwm"}]
+
+
+def _user_namespace(document: Document) -> None:
+    document["linux"]["namespaces"].append({"type": "user"})
+
+
+def _engine_hook(document: Document) -> None:
+    document["hooks"] = {"prestart": [{"path": "/usr/bin/nvidia-container-runtime-hook"}]}
+
+
+def _no_linux(document: Document) -> None:
+    del document["linux"]
+
+
+def _no_resources(document: Document) -> None:
+    del document["linux"]["resources"]
+
+
+def _feature(document: Document) -> None:
+    document["process"]["env"].append("NVIDIA_GDS=enabled")
+
+
+CHANGES = (_privileged, _user_namespace, _engine_hook, _no_linux, _no_resources, _feature)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__.lstrip("_"))
+def test_some_containers_are_python_s(tmp_path: Path, specs: Path, change: Any) -> None:
+    """Where there is something to say, or to remove, or a part that the launcher needs is not."""
+    document = asking()
+    change(document)
+    assert kept(tmp_path, specs, document) == []
+
+
+def test_nothing_is_kept_where_others_write(tmp_path: Path, specs: Path) -> None:
+    """The directory decides."""
+    assert len(kept(tmp_path, specs, asking())) == 1
+    (tmp_path / replay.NAME).unlink()
+    data = json.dumps(asking()).encode()
+    values = {f"{RUNTIME}.mode": "cdi", f"{RUNTIME}.modes.cdi.spec-dirs": [str(specs)]}
+    ready = Ready(str(tmp_path))
+    ready.use(None, {})
+    other = tmp_path / "other"
+    other.mkdir()
+    other.chmod(0o777)
+    replay.keep(data, Config(values, None), ready, CALLER, str(other))
+    assert list(other.iterdir()) == []
+
+
+def test_what_holds_no_more_is_not_kept(tmp_path: Path, specs: Path) -> None:
+    """Nothing is kept of the machine for it."""
+    data = json.dumps(asking()).encode()
+    values = {f"{RUNTIME}.mode": "cdi", f"{RUNTIME}.modes.cdi.spec-dirs": [str(specs)]}
+    ready = Ready(str(tmp_path))
+    ready.use(None, {})
+    replay.keep(data, Config(values, None), ready, CALLER, str(tmp_path))
+    assert not (tmp_path / replay.NAME).exists()
+
+
+@pytest.mark.parametrize("data", [b"1:a", b"1:ab\n", b"x:a\n", b"2:a\n", b":\n"])
+def test_what_is_no_list_of_fields_is_refused(data: bytes) -> None:
+    """A file that somebody cut is begun anew."""
+    with pytest.raises(ValueError, match=r"field|literal"):
+        replay.fields(data)
+
+
+def test_fields_are_what_was_listed() -> None:
+    """Whatever is in them."""
+    items = [b"", b"a", b"1:b\n", b"\xff\n"]
+    assert replay.fields(replay.listed(items)) == items

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What CDI specs give, and the state that goes with it: whatever changes, it has to show."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cdi import registry
+from gpuruntime import host_state, sources
+from gpuruntime.config import Config
+from gpuruntime.request import Request
+
+if TYPE_CHECKING:
+    from cdi.registry import Registry
+    from gpuruntime.host_state import State
+
+SPEC_DIRS = "nvidia-container-runtime.modes.cdi.spec-dirs"
+NAME = "vendor.com/class=one"
+# Longer than what is written now may be written again without a trace.
+SETTLED_S = 1.1
+
+
+def write(path: Path, value: str) -> None:
+    """Write a spec whose device gives the variable A with *value*."""
+    path.parent.mkdir(exist_ok=True)
+    device = {"name": "one", "containerEdits": {"env": [f"A={value}"]}}
+    spec = {"cdiVersion": "0.5.0", "kind": "vendor.com/class", "devices": [device]}
+    path.write_text(json.dumps(spec))
+
+
+def ask(*directories: Path | str) -> tuple[list[str], State | None]:
+    """Return the environment that the device is given by the specs of *directories*."""
+    config = Config({SPEC_DIRS: [str(item) for item in directories]}, None)
+
+    def read() -> Registry:
+        return registry.load(config.spec_dirs, may_trust=lambda _: True, decode_yaml=dict)
+
+    grant, state = sources.of_specs(Request("cdi", "environment", (NAME,)), config, read)
+    return grant.edits["env"], state
+
+
+@pytest.mark.parametrize("way", ["{0}", "{0}/", "{0}/../specs/.", "{1}/../specs"])
+def test_a_directory_is_watched_by_whatever_path_it_has(way: str, tmp_path: Path) -> None:
+    """Where ".." is behind a link, the kernel has another directory than who reads the specs."""
+    specs, link = tmp_path / "specs", tmp_path / "link"
+    (tmp_path / "far/away").mkdir(parents=True)
+    link.symlink_to("far/away")
+    write(specs / "x.json", "1")
+    time.sleep(SETTLED_S)
+    directory = way.format(specs, link)
+    given, state = ask(directory)
+    assert given == ["A=1"]
+    assert state is not None
+    assert host_state.changed(state) == []
+    write(specs / "x.json", "2")
+    assert host_state.changed(state) == ["specs"]
+    assert ask(directory) == (["A=2"], None)
+
+
+def test_what_changed_just_now_is_not_kept(tmp_path: Path) -> None:
+    """A second name in a directory within the clock's tick leaves no trace."""
+    low, high = tmp_path / "low", tmp_path / "high"
+    high.mkdir()
+    write(low / "x.json", "1")
+    time.sleep(SETTLED_S)
+    (high / "half.tmp").touch()
+    assert ask(low, high) == (["A=1"], None)
+    time.sleep(SETTLED_S)
+    assert ask(low, high)[1] is not None
+    assert ask(low, tmp_path / "missing")[1] is not None
