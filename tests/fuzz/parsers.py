@@ -309,8 +309,16 @@ def kept_grants(data: bytes, rng: random.Random, place: Path) -> None:
 
     found = opened().find(key)
     must(found is None or isinstance(found, Grant), "no grant")
+    again = opened().again()
+    must(again.stamp == stamp, "another config")
+    must(again.find(key) == found, "another grant")
+    kept = again.state(key)
+    must(found is None or kept is not None, "a grant without a state")
     state = host_state.read({host_state.PROGRAM: [host_state.PROGRAM, [host_state.VERSION]]})
     grant = Grant({"env": ["A=b"]}, notes=["a note"])
+    opened().keep(b"x" * (ready.MAX_KEY_BYTES + 1), grant, state, of_inventory=True)
+    for number in range(rng.choice((0, 0, 0, ready.MAX_ENTRIES))):
+        opened().keep(b"%d" % number, grant, state, of_inventory=True)
     opened().keep(key, grant, state, of_inventory=rng.random() < 0.5)
     must(opened().find(key) == grant, "not kept")
     path.unlink()
