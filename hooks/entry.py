@@ -65,6 +65,8 @@ def main(cli_python: str = "") -> None:
     # First of all: a container that shares our pid namespace must not look into this process.
     syscalls.set_undumpable()
     syscalls.close_range(3)
+    # The launcher has set it, for a start that does not come here.
+    _signal.setitimer(_signal.ITIMER_REAL, 0)
     # Without a traceback; the child ends when we do.
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     program = os.path.basename(sys.argv[1])

@@ -18,7 +18,7 @@
 
 enum {
 	SYS_read = 0, SYS_write = 1, SYS_close = 3, SYS_rt_sigaction = 13, SYS_rt_sigprocmask = 14,
-	SYS_execve = 59, SYS_fcntl = 72, SYS_chdir = 80, SYS_umask = 95, SYS_geteuid = 107,
+	SYS_setitimer = 38, SYS_execve = 59, SYS_fcntl = 72, SYS_chdir = 80, SYS_umask = 95, SYS_geteuid = 107,
 	SYS_fchmod = 91, SYS_fchown = 93, SYS_getdents64 = 217, SYS_exit_group = 231, SYS_openat = 257,
 	SYS_unlinkat = 263, SYS_renameat = 264, SYS_readlinkat = 267, SYS_prlimit64 = 302,
 	SYS_getrandom = 318, SYS_statx = 332,
@@ -50,7 +50,7 @@ enum {
 	SYS_fcntl = 25, SYS_unlinkat = 35, SYS_renameat = 38, SYS_chdir = 49, SYS_fchmod = 52,
 	SYS_fchown = 55, SYS_openat = 56, SYS_close = 57, SYS_getdents64 = 61, SYS_read = 63,
 	SYS_write = 64, SYS_readlinkat = 78, SYS_exit_group = 94, SYS_rt_sigaction = 134,
-	SYS_rt_sigprocmask = 135, SYS_umask = 166, SYS_geteuid = 175, SYS_execve = 221,
+	SYS_setitimer = 103, SYS_rt_sigprocmask = 135, SYS_umask = 166, SYS_geteuid = 175, SYS_execve = 221,
 	SYS_prlimit64 = 261, SYS_getrandom = 278, SYS_statx = 291,
 	SYS_close_range = 436,
 	O_DIRECTORY = 040000, O_NOFOLLOW = 0100000,
@@ -123,6 +123,12 @@ struct signal_action {
 struct resource_limit {
 	uint64_t soft;
 	uint64_t hard;
+};
+
+enum { ITIMER_REAL = 0 };
+
+struct timer {
+	struct { int64_t seconds, microseconds; } interval, value;
 };
 
 static _Noreturn void leave(int status)

@@ -102,11 +102,16 @@ static void fill_standard(void)
 	}
 }
 
+/* So long a hook may take until our code runs: then SIGALRM ends it. */
+enum { START_S = 60 };
+
 /* The hook role: trusts nothing of its caller, reads no variable, and becomes hooks.entry. */
 static _Noreturn void run_hook(char **argv)
 {
 	static const struct signal_action by_default;
 	static const uint64_t none;
+	/* Python takes it back when it has come to our code; with too little memory it never does. */
+	static const struct timer start = {.value = {.seconds = START_S}};
 	static const char *const environment[] = {"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8", NULL};
 
 	long error;
@@ -117,6 +122,7 @@ static _Noreturn void run_hook(char **argv)
 	if (error != 0)
 		fail("enter", "/", error, "let the hook search the root directory", 1);
 	call(SYS_umask, 022, 0, 0, 0, 0);
+	call(SYS_setitimer, ITIMER_REAL, (long)&start, 0, 0, 0);
 	for (long number = 1; number <= LAST_SIGNAL; number++)
 		call(SYS_rt_sigaction, number, (long)&by_default, 0, sizeof none, 0);
 	call(SYS_rt_sigprocmask, SIG_SETMASK, (long)&none, 0, sizeof none, 0);

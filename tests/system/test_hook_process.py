@@ -40,7 +40,7 @@ PROFILE = "--application-profile"
 WORDS = ("update-container", LINK, LIBRARY, PROFILE, "--chmod=751::/opt/secret")
 NOT_NEEDED = "it made a system call that no hook needs"
 KILLS = int(os.environ.get("GPURUNTIME_KILLS", "50"))
-PATIENCE_S = 30
+PATIENCE_S = 60
 
 
 def make_bundle(work: Path) -> Path:
@@ -644,9 +644,12 @@ def test_time_02_killed_at_any_moment(bundle: Path) -> None:
     root = bundle / "rootfs"
     words = (*WORDS, "--mask-params", f"--container-spec={bundle}/state.json")
     command = ["unshare", "-m", "--propagation", "private", "sh", "-c", KILLED, "sh", HOOK, *words]
-    before, start = mounts_of_host(), time.monotonic()
-    assert call(bundle, *command).returncode == 0
-    usual = time.monotonic() - start
+    before = mounts_of_host()
+    # The first one has everything to read from the disk.
+    for _ in range(2):
+        start = time.monotonic()
+        assert call(bundle, *command).returncode == 0
+        usual = time.monotonic() - start
     chance = random.Random(6)
     ended = 0
     for _ in range(KILLS):

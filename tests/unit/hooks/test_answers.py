@@ -74,7 +74,7 @@ def limited(kib: int) -> subprocess.CompletedProcess[str]:
 
     return subprocess.run(
         [HOOK, "update-container", "--mask-params"],
-        input="{}", capture_output=True, text=True, check=False, preexec_fn=limit,
+        input="{}", capture_output=True, text=True, check=False, preexec_fn=limit, timeout=90,
     )  # fmt: skip
 
 
