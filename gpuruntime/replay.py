@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from gpuruntime.request import Request
 
 NAME = "replay"
-HEAD = "gpuruntime-replay 1"
+HEAD = "gpuruntime-replay 2"
 # LARGEST_REPLAY of launcher/replay.h, where a NUL is behind it, and DEEPEST_MOUNT.
 MAX_BYTES = (1 << 20) - 1
 MAX_MOUNT_DEPTH = 63
@@ -167,12 +167,17 @@ def conditions(document: OciConfig, config: Config, caller: Caller) -> bytes | N
     if words is None or not isinstance(process, dict) or not isinstance(linux, dict):
         return None
     resources, annotations = linux.get("resources"), document.get("annotations") or {}
+    root = document.get("root") or {}
     if not isinstance(resources, dict) or not isinstance(annotations, dict):
+        return None
+    if not isinstance(root, dict):
         return None
     pairs = [_json(name) + b":" + _json(value) for name, value in annotations.items()]
     parts = [
         *(os.fsencode(caller.program), os.fsencode(caller.path)),
         b"1" if _is_systemd(document) else b"0",
+        # Behind it there may be work to do that the launcher does not know.
+        _value(root, "readonly"),
         *(_value(process, "capabilities"), _value(process, "user")),
         *(_value(linux, "devices"), _value(resources, "devices")),
         *(_asking(map(_json, process.get("env") or ()), words),),

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    from cdi.wire import OciConfig
     from gpuruntime.config import Config
     from gpuruntime.grant import Grant
-    from gpuruntime.injection import Host
+    from gpuruntime.injection import Host, Injection
     from gpuruntime.machine import Machine
     from gpuruntime.oci.argv import Command
     from gpuruntime.request import Request
@@ -65,7 +66,7 @@ def main(cli_python: str) -> None:
         runtime = lowlevel.find(config.runtimes, os.environ.get("PATH"), identity, log.warning)
         if command.creates:
             host = ShimHost(config, cli_python, launcher, log, ready)
-            given = inject(command, config, host, log)
+            given = inject(command, config, host, log, runtime)
             if given is None or (given and int(ignored) & _UNKNOWN_BIT):
                 # The launcher could not tell: the next time it can.
                 tell(given, config, ready, (launcher, identity))
@@ -87,12 +88,12 @@ def as_called(config: Config, program: str) -> Config:
     return settings.Config({**config.values, f"{settings.RUNTIME}.mode": mode}, config.path)
 
 
-def inject(command: Command, config: Config, host: Host, log: Log) -> bytes | None:
+def inject(command: Command, config: Config, host: Host, log: Log, runtime: str) -> bytes | None:
     """Add the devices that the bundle's container asks for to its config.json.
 
-    Returns the bytes that were there if something was given for which there is no warning, and
-    None if no word of it asks for anything. Raises GpuRuntimeError, with config.json untouched, if
-    they cannot be given.
+    Returns the bytes that were there if this was all there is to do, and may be done again without
+    a word, and None if no word of them asks for anything. *runtime* is the low-level one. Raises
+    GpuRuntimeError, with config.json untouched, if the devices cannot be given.
     """
     # crun's --config names another file, which crun resolves before it enters the bundle.
     directory, name = os.path.split(command.config or "")
@@ -115,10 +116,34 @@ def inject(command: Command, config: Config, host: Host, log: Log) -> bytes | No
     if log.is_on("debug") and decided.edits is not None:
         for line in describe(decided.edits):
             log.record("debug", escape(line))
+    places = [mount.get("destination") for mount in document.get("mounts") or ()]
     if not decided.apply(document):
         return b""
     bundle.store(document)
+    if _work_ahead(command, decided, document, places, runtime):
+        return b""
     return b"" if decided.warnings or decided.asked.ignored else bundle.data
+
+
+def _work_ahead(
+    command: Command,
+    decided: Injection,
+    document: OciConfig,
+    places: Sequence[object],
+    runtime: str,
+) -> bool:
+    """Do what hooks under *runtime* could not do any more; tell whether there was anything.
+
+    *places* are those of the mounts that *document* had already.
+    """
+    root = document.get("root")
+    if not (isinstance(root, dict) and root.get("readonly")) or command.config:
+        return False
+    from gpuruntime import ahead  # noqa: PLC0415 (for a root that is read-only)
+
+    commands = ahead.hooks(decided.edits, document, places, runtime)
+    ahead.run(commands, command.bundle or "")
+    return bool(commands)
 
 
 def tell(given: bytes | None, config: Config, ready: Ready, called: tuple[str, str]) -> None:

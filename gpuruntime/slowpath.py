@@ -78,8 +78,8 @@ def ask(cli_python: str, question: str, argument: object, deadline_s: float = DE
                 os.close(fd)
     if output is None:
         os.kill(pid, _signal.SIGKILL)
-        _reap(pid, os.WNOHANG)
-    elif _reap(pid, 0) == _signal.SIGALRM:
+        reap(pid, os.WNOHANG)
+    elif reap(pid, 0) == _signal.SIGALRM:
         # It was late, and ended by its own deadline.
         output = None
     if output is None:
@@ -156,7 +156,7 @@ class _Talk:
         return True
 
 
-def _reap(pid: int, options: int) -> int:
+def reap(pid: int, options: int) -> int:
     """Wait for the child and return the signal that ended it, 0 if none did that is known.
 
     No SIGCHLD of it is left for the low-level runtime to find.

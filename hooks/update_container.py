@@ -9,7 +9,14 @@ from gpuruntime import ldcache
 from gpuruntime.system.compat import CudaCompat
 from gpuruntime.system.loader import LoaderCache
 from gpuruntime.system.names import LINK_PATH, is_clean, is_clean_name
-from gpuruntime.system.ops import ApplicationProfile, Chmod, DeviceLink, Link, MaskParams
+from gpuruntime.system.ops import (
+    ApplicationProfile,
+    Chmod,
+    DeviceLink,
+    Link,
+    MaskParams,
+    RootIsMount,
+)
 from hooks.options import last, parse, parse_mode, refused
 
 TYPE_CHECKING = False
@@ -23,7 +30,7 @@ NAME = "update-container"
 _VALUES = frozenset(
     ("chmod", "cuda-compat", "device-link", "ldconfig-mode", "ldconfig-path", "library", "link")
 )
-_SWITCHES = frozenset(("application-profile", "mask-params"))
+_SWITCHES = frozenset(("ahead", "application-profile", "mask-params"))
 MERGE, HOST, NONE = _MODES = ("merge", "host", "none")
 DEFAULT_LDCONFIG = "/sbin/ldconfig"
 _MAX_VERSION_CHARS = 40
@@ -42,15 +49,19 @@ def read(arguments: Sequence[str]) -> Given:
     --mask-params                  hide that the driver may make device nodes
     --application-profile          tell the driver's libraries which GPUs there are
     --chmod MODE::PATH             change the permissions of PATH, if it is there
+    --ahead                        before the container has its mounts: of these, links and the
+                                   loader's files, and nothing where the root is not mounted
     """
     return parse(NAME, arguments, _VALUES, _SWITCHES)
 
 
 def plan(given: Given) -> list[Operation]:
     """Return the operations that *given* options ask for, in their order; raise RequestError."""
+    is_ahead = "ahead" in given
     links = [_link(value, Link) for value in given.get("link", ())]
-    links += [_link(value, DeviceLink) for value in given.get("device-link", ())]
-    operations: list[Operation] = [*dict.fromkeys(links)]
+    if not is_ahead:
+        links += [_link(value, DeviceLink) for value in given.get("device-link", ())]
+    operations: list[Operation] = [*([RootIsMount()] if is_ahead else ()), *dict.fromkeys(links)]
     entries = [_entry(value) for value in given.get("library", ())]
     entries += _linked_entries(links, entries)
     compat = _compat(given)
@@ -60,9 +71,13 @@ def plan(given: Given) -> list[Operation]:
     if mode != NONE:
         if entries:
             ldconfig = last(given, "ldconfig-path", DEFAULT_LDCONFIG) if mode == HOST else ""
-            operations.append(LoaderCache(tuple(entries), compat, ldconfig))
+            operations.append(
+                LoaderCache(tuple(entries), compat, ldconfig, may_cover=not is_ahead)
+            )
         elif compat:
             operations.append(compat)
+    if is_ahead:
+        return operations
     if "mask-params" in given:
         operations.append(MaskParams())
     if "application-profile" in given:

@@ -75,7 +75,7 @@ static struct slice next(struct fields *fields)
 
 /* Values of a container, or 0 for those that it may lack. */
 struct parts {
-	uint32_t process, env, user, capabilities, platform, devices, resources, rules, mounts, hooks, annotations;
+	uint32_t read_only, process, env, user, capabilities, platform, devices, resources, rules, mounts, hooks, annotations;
 	bool systemd;
 };
 
@@ -214,10 +214,12 @@ static bool find_parts(const struct json *json, struct parts *parts)
 {
 	const uint32_t process = member(json, 0, "\"process\"");
 	const uint32_t platform = member(json, 0, "\"linux\"");
+	const uint32_t root = member(json, 0, "\"root\"");
 
 	/* Of 0, which stands for no member and is the document, nothing is looked for. */
 	if (process == 0 || platform == 0 || json->nodes[process].kind != '{' || json->nodes[platform].kind != '{')
 		return false;
+	parts->read_only = root != 0 ? member(json, root, "\"readonly\"") : 0;
 	parts->process = process;
 	parts->env = member(json, process, "\"env\"");
 	parts->user = member(json, process, "\"user\"");
@@ -231,7 +233,7 @@ static bool find_parts(const struct json *json, struct parts *parts)
 	parts->mounts = member(json, 0, "\"mounts\"");
 	parts->hooks = member(json, 0, "\"hooks\"");
 	parts->annotations = member(json, 0, "\"annotations\"");
-	return may_be_object(json, member(json, 0, "\"root\"")) && may_be_object(json, parts->annotations)
+	return may_be_object(json, root) && may_be_object(json, parts->annotations)
 		&& may_be_object(json, member(json, platform, "\"netDevices\""))
 		&& are_namespaces(json, member(json, platform, "\"namespaces\""))
 		&& read_cgroup(json, member(json, platform, "\"cgroupsPath\""), &parts->systemd)
@@ -373,6 +375,7 @@ static bool fits_document(const struct replay *replay, struct fields conditions,
 	return same(next(&conditions), text_slice(called))
 		&& same(next(&conditions), text_slice(directories != NULL ? directories : ""))
 		&& same(next(&conditions), text_slice(parts->systemd ? "1" : "0"))
+		&& is_value(json, parts->read_only, next(&conditions))
 		&& is_value(json, parts->capabilities, next(&conditions))
 		&& is_value(json, parts->user, next(&conditions))
 		&& is_value(json, parts->devices, next(&conditions))
@@ -659,7 +662,7 @@ static bool read_replay(struct replay *replay, const char *config, struct slice 
 	if (look_at(AT_FDCWD, "/proc/self/exe", 0, &self) != 0)
 		return false;
 	clear(&head);
-	append(&head, "gpuruntime-replay 1 " VERSION "\n");
+	append(&head, "gpuruntime-replay 2 " VERSION "\n");
 	append(&head, config);
 	append(&head, "launcher ");
 	append_device(&head, &self);

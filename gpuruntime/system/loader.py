@@ -44,20 +44,24 @@ class LoaderCache(Record):
     """Let the container's loader find *entries*, now and after its own ldconfig has run.
 
     Those of *compat*, where it is to be used, are found first. *ldconfig* is the host's, to be run
-    where the image's cache cannot be merged with, "" if it must not be.
+    where the image's cache cannot be merged with, "" if it must not be. *may_cover* is for a cache
+    on a read-only mount: there are mounts of the container's own.
     """
 
-    __slots__ = ("compat", "entries", "ldconfig")
+    __slots__ = ("compat", "entries", "ldconfig", "may_cover")
 
     def __init__(
         self,
         entries: tuple[ldcache.Entry, ...],
         compat: Compat | None = None,
         ldconfig: str = "",
+        *,
+        may_cover: bool = True,
     ) -> None:
         self.entries = entries
         self.compat = compat
         self.ldconfig = ldconfig
+        self.may_cover = may_cover
 
     def describe(self) -> str:
         """Return the operation in one line."""
@@ -78,7 +82,7 @@ class LoaderCache(Record):
         try:
             there, old = self._read_cache(root)
             old, new = self._merge(root, there, old, (*first, *self.entries))
-            may_write = new == there or _write_cache(root, new)
+            may_write = new == there or _write_cache(root, new, may_cover=self.may_cover)
             what = drop_in.DIRECTORY
             # Where the cache can only be covered, there is no ldconfig that could run.
             if may_write:
@@ -201,7 +205,7 @@ def _refuse_damage(root: Root, cache: bytes | None) -> None:
         ldcache.parse(cache)
 
 
-def _write_cache(root: Root, content: bytes) -> bool:
+def _write_cache(root: Root, content: bytes, *, may_cover: bool) -> bool:
     """Write the cache, or cover it where it is on a read-only mount; tell whether it is written.
 
     Never covered where it could be written: ldconfig could not replace it, and packages that run
@@ -214,7 +218,7 @@ def _write_cache(root: Root, content: bytes) -> bool:
         finally:
             os.close(etc)
     except OSError as error:
-        if error.errno != errno.EROFS:
+        if error.errno != errno.EROFS or not may_cover:
             raise
         if not mounts.cover(root, CACHE, content, 0o644):
             raise

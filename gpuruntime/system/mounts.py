@@ -63,6 +63,15 @@ def mount_id(fd: int) -> int:
         return int(next(line for line in lines if line.startswith("mnt_id:"))[len("mnt_id:") :])
 
 
+def is_mount(fd: int) -> bool:
+    """Tell whether the directory *fd* is the root of a mount."""
+    above = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
+    try:
+        return mount_id(above) != mount_id(fd)
+    finally:
+        os.close(above)
+
+
 def is_of_host(root: Root, fd: int) -> bool:
     """Tell whether *fd* is on a mount below *root* of a file system that the host has as well.
 

@@ -51,6 +51,25 @@ MAX_MINOR = 63
 _GPU = "nvidia"
 
 
+class RootIsMount(Record):
+    """See to it that the root is a file system that was mounted for the container."""
+
+    __slots__ = ()
+
+    def describe(self) -> str:
+        """Return the operation in one line."""
+        return "see whether the root is a mount"
+
+    def execute(self, root: Root, warn: Callable[[str], None]) -> None:
+        """Raise MountError if *root* is a directory like any other."""
+        del warn
+        if mounts.is_mount(root.fd):
+            return
+        raise MountError(
+            "the container's root is no mount", "mount a file system there, as engines do"
+        )
+
+
 class Link(Record):
     """Make *path* a link to *target*, in place of a link or file that is there."""
 

@@ -139,7 +139,7 @@ class Scene:
         ready.use(None, {})
         host = shim.ShimHost(self.config, sys.executable, self.program, log, ready)
         try:
-            shim.inject(command, self.config, host, log)
+            shim.inject(command, self.config, host, log, "/usr/bin/runc")
         except GpuRuntimeError:
             return None
         return (bundle / "config.json").read_bytes()

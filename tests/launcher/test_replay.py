@@ -171,6 +171,10 @@ def _odd_place(document: dict[str, Any]) -> None:
     document["mounts"].append({"source": "/own", "destination": "/data//x"})
 
 
+def _read_only(document: dict[str, Any]) -> None:
+    document["root"]["readonly"] = not document["root"].get("readonly")
+
+
 def _systemd(document: dict[str, Any]) -> None:
     document["linux"]["cgroupsPath"] = "system.slice:docker:x"
 
@@ -203,7 +207,7 @@ def _deep(document: dict[str, Any]) -> None:
 CHANGES = (
     *(_user, _no_user, _privileged, _device, _rule, _asks_again, _capability, _no_name, _volume),
     *(_annotation, _same_place, _odd_place, _systemd, _user_namespace, _engine_hook, _misspelled),
-    *(_fraction, _no_mounts, _deep),
+    *(_read_only, _fraction, _no_mounts, _deep),
 )
 
 

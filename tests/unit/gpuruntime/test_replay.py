@@ -63,6 +63,7 @@ def kept(
     document: Document,
     values: dict[str, Any] | None = None,
     caller: replay.Caller = CALLER,
+    runtime: str = "/usr/bin/runc",
 ) -> list[bytes]:
     """Return the answers that are kept after *document* was given what it asks for."""
     values = {
@@ -80,7 +81,7 @@ def kept(
     ready.use(None, {})
     command = argv.parse(["create", "--bundle", str(bundle), "id"])
     host = shim.ShimHost(config, sys.executable, caller.program, log, ready)
-    given = shim.inject(command, config, host, log)
+    given = shim.inject(command, config, host, log, runtime)
     assert given is not None
     # What it says is for the launcher.
     if given:

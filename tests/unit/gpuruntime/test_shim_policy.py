@@ -45,7 +45,7 @@ def created(place: Path, document: dict[str, Any], **values: Any) -> tuple[list[
     records = Log(str(log), json_format=False)
     launcher = "/usr/bin/gpu-container-runtime"
     host = shim.ShimHost(config, sys.executable, launcher, records, Ready(str(place)))
-    shim.inject(command, config, host, records)
+    shim.inject(command, config, host, records, "/usr/bin/runc")
     result = json.loads((bundle / "config.json").read_text())
     text = log.read_text() if log.exists() else ""
     return [entry for entry in result["process"].get("env", []) if "GPU_" in entry], text

@@ -18,7 +18,14 @@ from gpuruntime.ldcache import ABI_FLAGS, Entry
 from gpuruntime.model import Driver, Library
 from gpuruntime.system.compat import CudaCompat
 from gpuruntime.system.loader import LoaderCache
-from gpuruntime.system.ops import ApplicationProfile, Chmod, DeviceLink, Link, MaskParams
+from gpuruntime.system.ops import (
+    ApplicationProfile,
+    Chmod,
+    DeviceLink,
+    Link,
+    MaskParams,
+    RootIsMount,
+)
 from hooks import state, update_container
 
 if TYPE_CHECKING:
@@ -86,6 +93,21 @@ def test_every_step_in_its_order() -> None:
     ]
     assert plan(["--cuda-compat=550.54"]) == [CudaCompat("550.54")]
     assert plan(["--cuda-compat="]) == plan([]) == plan(["--mask-params=false"]) == []
+
+
+def test_ahead_of_the_container_s_mounts_only_its_own_files_are_written() -> None:
+    """What is on a mount is not there yet; and nothing is mounted on the host."""
+    entry = Entry("liba.so.1", "/d/liba.so.1", NATIVE)
+    assert plan(
+        ["--ahead", "--chmod", "755::/dev/dri", "--application-profile", "--mask-params",
+         "--library=liba.so.1::/d/liba.so.1.2::x86-64", "--cuda-compat", "550.54",
+         "--device-link", "../card0::/dev/dri/by-path/x:y", "--link", "liba.so.1.2::/d/liba.so.1"]
+    ) == [
+        RootIsMount(),
+        Link("/d/liba.so.1", "liba.so.1.2"),
+        LoaderCache((entry,), CudaCompat("550.54"), may_cover=False),
+    ]  # fmt: skip
+    assert plan(["--ahead", "--ldconfig-mode=none"]) == [RootIsMount()]
 
 
 def test_the_loader_s_files_are_left_alone_on_demand() -> None:
