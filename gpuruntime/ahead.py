@@ -13,10 +13,12 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # signal without enum
 import os
 import posixpath
+import time
 
 from cdi import strictjson
 from cdi.edits import has_user_namespace
 from gpuruntime import slowpath
+from gpuruntime.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,11 +33,28 @@ _LINK = "--link"
 # What the hook writes besides links, and how it does not.
 _LOADER_FILES = ("/etc/ld.so.cache", "/etc/ld.so.conf.d")
 _WITHOUT_LOADER = ("--ldconfig-mode", "none")
+# Of a hook that gives none. Ours have a deadline before it.
+_TIMEOUT_S = 30
+_GRACE_S = 1
+_STEP_S = 0.002
+# What any pipe holds.
+_MAX_STATE_BYTES = 4096
+
+
+class Command(Record):
+    """A program, its arguments from argv[0] on, and how long it may take."""
+
+    __slots__ = ("arguments", "path", "timeout_s")
+
+    def __init__(self, path: str, arguments: list[str], timeout_s: int) -> None:
+        self.path = path
+        self.arguments = arguments
+        self.timeout_s = timeout_s
 
 
 def hooks(
     edits: Edits | None, document: OciConfig, places: Sequence[object], runtime: str
-) -> list[list[str]]:
+) -> list[Command]:
     """Return the commands that do ahead what hooks of *edits* would do too late under *runtime*.
 
     *places* are those of the container's own mounts: what will be below one is left to the hook.
@@ -49,31 +68,34 @@ def hooks(
     texts = [place for place in places if isinstance(place, str)]
     mounted = [posixpath.normpath(f"/{text.lstrip('/')}") for text in texts]
     found = [_ahead(hook, mounted) for hook in edits.get("hooks") or ()]
-    return [command for command in found if command]
+    return [command for command in found if command is not None]
 
 
-def run(commands: Sequence[list[str]], bundle: str) -> None:
+def run(commands: Sequence[Command], bundle: str) -> None:
     """Run *commands* for the container in the directory *bundle*, one after the other."""
     state = {"ociVersion": "1.0.2", "status": "creating", "bundle": os.path.realpath(bundle)}
+    data = strictjson.dumps(state).encode()
     for command in commands:
-        _run(command, strictjson.dumps(state).encode())
+        if len(data) <= _MAX_STATE_BYTES:
+            _run(command, data)
 
 
-def _ahead(hook: Any, places: Sequence[str]) -> list[str]:  # noqa: ANN401 (JSON)
-    """Return the command of *hook* for what is not at *places*, none if the hook is not ours."""
-    arguments = list(hook.get("args") or ())
-    if hook["hookName"] != "createContainer" or _HOOK not in arguments[1:]:
-        return []
-    at = arguments.index(_HOOK, 1) + 1
-    command = [hook["path"], *arguments[1:at], _AHEAD]
-    words = iter(arguments[at:])
+def _ahead(hook: Any, places: Sequence[str]) -> Command | None:  # noqa: ANN401 (JSON)
+    """Return the command of *hook* for what is not at *places*, None if the hook is not ours."""
+    given_arguments = list(hook.get("args") or ())
+    is_placed = hook["hookName"] == "createContainer" and hook["path"].startswith("/")
+    if not is_placed or _HOOK not in given_arguments[1:]:
+        return None
+    at = given_arguments.index(_HOOK, 1) + 1
+    arguments = [*given_arguments[:at], _AHEAD]
+    words = iter(given_arguments[at:])
     for word in words:
         given = [word, next(words, "")] if word == _LINK else [word]
         if word != _LINK or not _is_covered(given[1].rpartition("::")[2], places):
-            command += given
+            arguments += given
     if any(_is_covered(path, places) for path in _LOADER_FILES):
-        command += _WITHOUT_LOADER
-    return command
+        arguments += _WITHOUT_LOADER
+    return Command(hook["path"], arguments, hook.get("timeout") or _TIMEOUT_S)
 
 
 def _is_covered(path: str, places: Sequence[str]) -> bool:
@@ -85,18 +107,17 @@ def _is_within(path: str, directory: str) -> bool:
     return f"{path}/".startswith(f"{directory.rstrip('/')}/")
 
 
-def _run(command: list[str], state: bytes) -> None:
-    """Run *command* with *state* on its standard input, and wait; it has a deadline of its own."""
+def _run(command: Command, state: bytes) -> None:
+    """Run *command* with *state* on its standard input, and wait for it."""
     try:
         read, write = os.pipe()
     except OSError:
         return
     try:
-        # Less than a pipe holds.
         os.write(write, state)
         pid = os.posix_spawn(
-            command[0],
-            command,
+            command.path,
+            command.arguments,
             {},
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, read, 0),
@@ -111,4 +132,21 @@ def _run(command: list[str], state: bytes) -> None:
     finally:
         os.close(read)
         os.close(write)
-    slowpath.reap(pid, 0)
+    if not _has_ended(pid, command.timeout_s):
+        os.kill(pid, _signal.SIGKILL)
+        _has_ended(pid, _GRACE_S)
+    slowpath.reap(pid, os.WNOHANG)
+
+
+def _has_ended(pid: int, seconds: float) -> bool:
+    """Wait *seconds* for the child *pid*; tell whether it is no more."""
+    end = time.monotonic() + seconds
+    try:
+        while os.waitpid(pid, os.WNOHANG) == (0, 0):
+            if time.monotonic() >= end:
+                return False
+            time.sleep(_STEP_S)
+    except ChildProcessError:
+        # An engine that ignores SIGCHLD has it reaped by the kernel.
+        pass
+    return True

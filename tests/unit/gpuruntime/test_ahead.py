@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ LINKS = ("--link", "a.so.2::/usr/lib/a.so", "--link", "b.so.2::/opt/lib/b.so")
 LIBRARY = ("--library", "a.so.2::/usr/lib/a.so.2::x86-64")
 REST = ("--mask-params", "--chmod", "755::/dev/dri")
 ARGUMENTS = ("gpu-cdi-hook", "--deadline=20", "update-container", *LINKS, *LIBRARY, *REST)
-HEAD = ["/usr/bin/gpu-cdi-hook", "--deadline=20", "update-container", "--ahead"]
+HEAD = ["gpu-cdi-hook", "--deadline=20", "update-container", "--ahead"]
 ENGINE = ("/proc", "/dev", "/dev/shm", "/sys", "/etc/hosts", "/etc/resolv.conf")
 
 
@@ -38,7 +39,9 @@ def commands(
 ) -> list[list[str]]:
     """Return the commands for the hook of our specs, if there is no other."""
     edits = hook(*ARGUMENTS) if edits is None else edits
-    return ahead.hooks(edits, config or document(), places, runtime)  # type: ignore[arg-type]
+    found = ahead.hooks(edits, config or document(), places, runtime)  # type: ignore[arg-type]
+    assert {command.path for command in found} <= {"/usr/bin/gpu-cdi-hook"}
+    return [command.arguments for command in found]
 
 
 def test_our_hook_runs_ahead() -> None:
@@ -74,6 +77,7 @@ def test_the_runtime_decides(tmp_path: Path) -> None:
         hook(*ARGUMENTS, name="createRuntime"),
         hook("gpu-cdi-hook", "update-ldcache", "--folder", "/usr/lib"),
         hook("update-container"),
+        {"hooks": [{**hook(*ARGUMENTS)["hooks"][0], "path": "rootfs/bin/gpu-cdi-hook"}]},
         hook(),
     ],
 )
@@ -98,6 +102,22 @@ def test_a_mount_over_a_link() -> None:
     assert found == [*HEAD, *LINKS[:2], *LIBRARY, *REST]
 
 
+def test_it_has_the_time_of_a_hook(tmp_path: Path) -> None:
+    """One without end is ended, and the container comes to its hook."""
+    edits = hook(*ARGUMENTS)
+    for timeout in (None, 7):
+        edits["hooks"][0].update({"timeout": timeout} if timeout else {})
+        (command,) = ahead.hooks(edits, document(), (), "/usr/bin/crun")  # type: ignore[arg-type]
+        assert command.timeout_s == (timeout or 30)
+    program = tmp_path / "hook"
+    program.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 60\n")
+    program.chmod(0o755)
+    start = time.monotonic()
+    ahead.run([ahead.Command(str(program), ["hook"], 1)], str(tmp_path))
+    assert 1 <= time.monotonic() - start < 30
+    assert not Path("/proc", (tmp_path / "pid").read_text().strip(), "exe").exists()
+
+
 def test_it_is_run_with_a_state_and_without_an_environment(tmp_path: Path) -> None:
     """As the low-level runtime does; what comes of it is not asked."""
     program = tmp_path / "hook"
@@ -105,10 +125,14 @@ def test_it_is_run_with_a_state_and_without_an_environment(tmp_path: Path) -> No
     program.chmod(0o755)
     (tmp_path / "link").symlink_to(tmp_path)
     for status in ("0", "7"):
-        ahead.run([[str(program), status]], str(tmp_path / "link"))
+        command = ahead.Command(str(program), ["hook", status], 30)
+        ahead.run([command], str(tmp_path / "link"))
         state = json.loads((tmp_path / "state").read_text())
         assert state["bundle"] == str(tmp_path)
         assert "HOME" not in (tmp_path / "env").read_text()
         (tmp_path / "state").unlink()
     # It reads nothing of the state, or is no program.
-    ahead.run([["/bin/true"], [str(tmp_path / "missing")], ["/dev/null"]], str(tmp_path))
+    for path in ("/bin/true", str(tmp_path / "missing"), "/dev/null"):
+        ahead.run([ahead.Command(path, [path], 30)], str(tmp_path))
+    ahead.run([command], str(tmp_path / ("x/" * 2200)))
+    assert not (tmp_path / "state").exists()
