@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from cdi.wire import DeviceNode, Edits, Mount, OciConfig
 
+# Where low-level runtimes start hooks without env with the variables of the image.
+WITH_IMAGE = ("createContainer", "startContainer")
 _LISTS = ("env", "deviceNodes", "netDevices", "mounts", "hooks", "additionalGids")
 
 

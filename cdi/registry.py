@@ -8,6 +8,7 @@ and the name resolves nowhere. A file that cannot be used is recorded and hides 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
@@ -30,6 +31,8 @@ MAX_SPEC_BYTES = 4 << 20
 # Values in a document. Little text can hold many, and each takes some hundred bytes of memory.
 MAX_VALUES = 200_000
 ENDINGS = (".json", ".yaml")
+# As the kernel has it: path_resolution(7).
+_MAX_LINKS = 40
 # A file changed this recently can change again without another time stamp.
 _SETTLED_NS = 1_000_000_000
 
@@ -340,16 +343,18 @@ def _open(
 ) -> int:
     """Return *name*, opened; raise CdiError if it cannot be, or if its ownership is in doubt.
 
-    A link is followed if none but those we trust can have a say in where it leads.
+    A link is followed if none but those we trust can have a say in where it leads, and so is the
+    path of a directory.
     """
     # O_NONBLOCK: a FIFO planted here must not hang every container start of the node.
     flags |= os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        if stat.S_ISLNK(os.lstat(name, dir_fd=dirfd).st_mode):
+        if dirfd is None:
+            name = _resolved(os.path.abspath(name), may_trust)
+        elif stat.S_ISLNK(os.lstat(name, dir_fd=dirfd).st_mode):
             # The descriptor's own name, since dirfd may not be the directory of that path now.
-            base = f"/proc/self/fd/{dirfd}/" if dirfd is not None else ""
-            name, dirfd = os.path.realpath(base + name), None
-            _check_way(name, may_trust)
+            place = os.readlink(f"/proc/self/fd/{dirfd}")
+            name, dirfd = _resolved(f"{place}/{name}", may_trust), None
         fd = os.open(name, flags | os.O_NOFOLLOW, dir_fd=dirfd)
     except OSError as error:
         raise CdiError("syntax", f"open: {error.strerror}") from error
@@ -360,15 +365,50 @@ def _open(
     return fd
 
 
-def _check_way(path: str, may_trust: Callable[[os.stat_result], bool]) -> None:
-    """Raise CdiError unless the directories that lead to *path* are trusted."""
-    while path != "/":
-        path = os.path.dirname(path)
-        status = os.stat(path)
-        # In a sticky directory, others cannot replace what is root's.
-        mask = ~(stat.S_IWGRP | stat.S_IWOTH) if status.st_mode & stat.S_ISVTX else ~0
-        if not may_trust(os.stat_result((status.st_mode & mask, *status[1:]))):
-            raise CdiError("untrusted", f'it links through "{path}", which others may write to')
+def _resolved(path: str, may_trust: Callable[[os.stat_result], bool]) -> str:
+    """Return the absolute *path* without links in it; raise OSError.
+
+    Raises CdiError unless each link and each directory on the way is trusted.
+    """
+    here, links, problem = "/", 0, ""
+    todo = path.split("/")[::-1]
+    while todo:
+        name = todo.pop()
+        if name == "..":
+            here = os.path.dirname(here)
+        if name in ("", ".", ".."):
+            continue
+        problem = problem or _problem(here, os.lstat(here), may_trust)
+        place = os.path.join(here, name)
+        status = os.lstat(place)
+        if not stat.S_ISLNK(status.st_mode):
+            here = place
+            continue
+        problem = problem or _problem(place, status, may_trust)
+        links += 1
+        if links > _MAX_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        target = os.readlink(place)
+        if target.startswith("/"):
+            here = "/"
+        todo += target.split("/")[::-1]
+    # Not before: what is missing is missing, whoever may make it.
+    if problem:
+        raise CdiError("untrusted", problem)
+    return here
+
+
+def _problem(
+    path: str, status: os.stat_result, may_trust: Callable[[os.stat_result], bool]
+) -> str:
+    """Return why the way through *path*, a directory or a link, is in doubt, "" if it is not."""
+    # In a sticky directory, others cannot replace what is root's. A link has no mode of its own.
+    if stat.S_ISLNK(status.st_mode) or status.st_mode & stat.S_ISVTX:
+        mode = status.st_mode & ~(stat.S_IWGRP | stat.S_IWOTH)
+        status = os.stat_result((mode, *status[1:]))
+    if may_trust(status):
+        return ""
+    return f'it is reached through "{path}", which is not root\'s alone to change'
 
 
 def _read(

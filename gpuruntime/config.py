@@ -261,10 +261,11 @@ def read_trusted(directory: str, name: str, max_bytes: int) -> bytes:
         os.close(fd)
 
 
-def replace(directory: str, name: str, data: bytes) -> None:
-    """Put *data* into the file *name* of *directory*, for everyone to read, or leave it as it is.
+def replace(directory: str, name: str, data: bytes, mode: int = 0o644) -> None:
+    """Put *data* into the file *name* of *directory*, or leave it as it is.
 
-    What is kept there saves time; where it cannot be kept, the next create does without.
+    Everyone may read it, unless *mode* says otherwise. What is kept there saves time; where it
+    cannot be kept, the next create does without.
     """
     temporary = f"{directory}/.{name}.{os.urandom(8).hex()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -272,7 +273,7 @@ def replace(directory: str, name: str, data: bytes) -> None:
         make_directory(directory)
         if not may_trust(os.stat(directory)):
             return
-        fd = os.open(temporary, flags, 0o644)
+        fd = os.open(temporary, flags, 0o600)
     except OSError:
         return
     try:
@@ -280,7 +281,7 @@ def replace(directory: str, name: str, data: bytes) -> None:
             view = memoryview(data)
             while view:
                 view = view[os.write(fd, view) :]
-            os.fchmod(fd, stat.S_IRUSR | stat.S_IWUSR | stat.S_IRGRP | stat.S_IROTH)
+            os.fchmod(fd, mode)
         finally:
             os.close(fd)
         os.rename(temporary, f"{directory}/{name}")

@@ -24,6 +24,8 @@ MAX_VALUE_CHARS = 64 << 10
 _MAX_NAME_CHARS = 64
 _MAX_NAMES = 8
 _ACCEPT = "accept-nvidia-visible-devices"
+# Of a mount that is a bind mount, as engines write it; absent or null is "".
+_BIND_TYPES = ("", "bind", "none")
 
 
 class Ignored(Record):
@@ -42,7 +44,7 @@ class Ignored(Record):
 class Container:
     """What may ask in an OCI config, under the operator's config; collects what does not count.
 
-    *malformed* is the first entry of the environment that is none, or None.
+    *malformed* says which entry of the environment is none, the first of them, or is None.
     """
 
     def __init__(self, document: OciConfig, config: Config) -> None:
@@ -61,12 +63,14 @@ class Container:
     def _read_environment(self) -> dict[str, str]:
         """Return the container's variables; of repeats the last counts, as with runc."""
         found = {}
-        for entry in (self.document.get("process") or {}).get("env") or ():
+        entries = (self.document.get("process") or {}).get("env") or ()
+        for i, entry in enumerate(entries):
             name, equals, value = entry.partition("=")
             if equals:
                 found[name] = value
             elif self.malformed is None:
-                self.malformed = entry
+                # Not what it is: it may be the second line of a secret.
+                self.malformed = f"process.env[{i}], of {len(entry)} characters"
         return found
 
     def value(self, name: str) -> str:
@@ -77,15 +81,19 @@ class Container:
         """Return the words of the variable *name*, which is a list with commas."""
         return words(self.value(name))
 
-    def mount_names(self) -> list[str]:
-        """Return what mounts of /dev/null below MOUNT_ROOT name; raise RequestError."""
+    def mount_names(self, *, are_bound: bool = True) -> list[str]:
+        """Return what bind mounts of /dev/null below MOUNT_ROOT name; raise RequestError.
+
+        If not *are_bound*, what mounts of another type name there instead.
+        """
         found = []
         for mount in self.document.get("mounts") or ():
             source = mount.get("source")
             if not isinstance(source, str) or _cleaned(source) != "/dev/null":
                 continue
             place = _cleaned(mount.get("destination") or "")
-            if place.startswith(f"{MOUNT_ROOT}/"):
+            is_bound = (mount.get("type") or "") in _BIND_TYPES
+            if is_bound == are_bound and place.startswith(f"{MOUNT_ROOT}/"):
                 name = place[len(MOUNT_ROOT) :].strip("/")
                 found.append(checked(name, "a mount's destination"))
         return found

@@ -12,7 +12,7 @@ import os
 import posixpath
 
 from cdi.complete import complete, in_user_namespace
-from cdi.edits import allows_all, apply
+from cdi.edits import WITH_IMAGE, allows_all, apply
 from cdi.errors import CdiError
 from gpuruntime import config as settings
 from gpuruntime import nodes, programs, request
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, Protocol
 
-    from cdi.wire import Edits, OciConfig
+    from cdi.wire import Edits, Hook, OciConfig
     from gpuruntime.config import Config
     from gpuruntime.errors import GpuRuntimeError
     from gpuruntime.grant import Grant
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
             """Have the driver make its nodes and those of *minors*; tell whether it was tried."""
 
 
-# What a prestart hook of the incumbent's looks for on PATH, and no variable of the image.
-_PRESTART_ENV = ("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",)
+# Where a hook looks for its programs, and no variable of the image.
+_HOOK_ENV = ("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",)
 _GPU = "/dev/nvidia"
 _MAX_DIGITS = 4
 # What `missing-gpu = "warn"` lets pass: what is not there, not what may not be had.
@@ -129,6 +129,7 @@ def decide(document: OciConfig, config: Config, host: Host) -> Injection:
     warnings = [*found.warnings]
     if allows_all(document) and asked.ids != ("all",):
         warnings.append("its device rules allow every device, whichever it asks for: privileged")
+    edits, notes = _with_environments(edits)
     lost = _lost_on_reload(edits, document)
     if lost:
         warnings.append(
@@ -141,8 +142,33 @@ def decide(document: OciConfig, config: Config, host: Host) -> Injection:
         prestart=_prestart(document, host) if is_legacy and not engine_hooks else None,
         removed=removed,
         warnings=warnings,
-        notes=found.notes,
+        notes=[*found.notes, *notes],
     )
+
+
+def _with_environments(edits: Edits) -> tuple[Edits, list[str]]:
+    """Return *edits* whose hooks do not get the variables of the image, and notes that say which.
+
+    Without env, runc before 1.3 starts them with those: CVE-2025-23266. What a spec of any vendor
+    leaves out is ours to say, since it is us who add the hook.
+    """
+    bare = [hook for hook in edits.get("hooks") or () if _may_have_image_env(hook)]
+    if not bare:
+        return edits, []
+    found = edits.copy()
+    found["hooks"] = [
+        {**hook, "env": list(_HOOK_ENV)} if _may_have_image_env(hook) else hook
+        for hook in edits["hooks"]
+    ]
+    paths = dict.fromkeys(hook["path"] for hook in bare)
+    return found, [
+        f'the hook "{path}" of a CDI spec has no env: it gets PATH, not the variables of the image'
+        for path in paths
+    ]
+
+
+def _may_have_image_env(hook: Hook) -> bool:
+    return hook["hookName"] in WITH_IMAGE and not hook.get("env")
 
 
 def _completed(
@@ -226,7 +252,7 @@ def _lost_on_reload(edits: Edits, document: OciConfig) -> list[str]:
     if str((document.get("linux") or {}).get("cgroupsPath")).count(":") != 2:
         return []
     numbers = {
-        node["path"]: f"char/{node['major']}:{node['minor']}"
+        node["path"]: f"char/{node['major']}:{node.get('minor', 0)}"
         for node in edits.get("deviceNodes") or ()
         if node["type"] == "c"
     }
@@ -259,5 +285,5 @@ def _prestart(document: OciConfig, host: Host) -> dict[str, Any] | None:
     return {
         "path": path,
         "args": [posixpath.basename(path), "prestart"],
-        "env": list(_PRESTART_ENV),
+        "env": list(_HOOK_ENV),
     }

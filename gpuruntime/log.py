@@ -63,6 +63,7 @@ class Log:
 def _append(path: str, line: str, *, make: bool) -> None:
     """Append *line* to the regular file *path*; a log that fails stops no container.
 
+    Not through a hard link, nor to a file of another user, who may have put it there.
     *make*: also its directories. Those of the engine's log are the engine's.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -77,7 +78,9 @@ def _append(path: str, line: str, *, make: bool) -> None:
     except OSError:
         return
     try:
-        if stat.S_ISREG(os.fstat(fd).st_mode):
+        status = os.fstat(fd)
+        is_ours = status.st_nlink == 1 and status.st_uid in (0, os.geteuid())
+        if stat.S_ISREG(status.st_mode) and is_ours:
             os.write(fd, f"{line}\n".encode())
     except OSError:
         return

@@ -17,13 +17,13 @@ from cdi.complete import in_user_namespace
 from gpuruntime import __version__, companion, host_state, injection, nodes, programs, request
 from gpuruntime import config as settings
 from gpuruntime.errors import GpuRuntimeError
-from gpuruntime.oci import bundle
+from gpuruntime.oci import bundle, lowlevel
 from gpuruntime.ready import key
 from gpuruntime.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from typing import Any
 
     from cdi.wire import OciConfig
@@ -40,6 +40,10 @@ HEAD = "gpuruntime-replay 2"
 MAX_BYTES = (1 << 20) - 1
 MAX_MOUNT_DEPTH = 63
 MAX_RECORDS = 48
+# So that one container cannot drive out the answers of all others.
+MAX_CONDITION_BYTES = MAX_BYTES // 16
+# Variables, mounts and annotations that have a word are in it as they are, secrets among them.
+_MODE = 0o600
 # Who has it was given all: to be given it twice changes nothing.
 _DONE = f"{request.VISIBLE_DEVICES}=void"
 # Of a record: conditions, probes, what is added.
@@ -129,7 +133,7 @@ def keep(
         kept.pop(0)
         content = head + listed((listed(kept),))
     if kept and b"\0" not in content:
-        settings.replace(directory, NAME, content)
+        settings.replace(directory, NAME, content, _MODE)
 
 
 def record(data: bytes, config: Config, caller: Caller, host: _Kept) -> bytes | None:
@@ -139,15 +143,18 @@ def record(data: bytes, config: Config, caller: Caller, host: _Kept) -> bytes | 
     """
     document, doubt = bundle.parse(data)
     given = conditions(document, config, caller) if doubt is None else None
-    if given is None:
+    if given is None or len(given) > MAX_CONDITION_BYTES:
         return None
     decided = injection.decide(document, config, host)
     if not _is_repeatable(decided, document):
         return None
     # Decided again between two looks at what it depends on: what changes meanwhile does not go
     # with it.
-    plan = _plan(decided, document, host)
+    runtimes = _runtimes(config, caller) if _is_read_only(document) else []
+    plan = _plan(decided, document, host, runtimes)
     before = host_state.read(plan)
+    if runtimes and _is_work_ahead(decided, document, runtimes[-1]):
+        return None
     added = _added(injection.decide(document, config, host), document)
     if host_state.changed(host.state) or host_state.read(plan) != before:
         return None
@@ -268,16 +275,22 @@ def _is_repeatable(decided: Injection, document: OciConfig) -> bool:
     )
 
 
-def _plan(decided: Injection, document: OciConfig, host: _Kept) -> Plan:
-    """Return what else of the host *decided* depends on, besides what its grant goes with."""
+def _plan(decided: Injection, document: OciConfig, host: _Kept, runtimes: Sequence[str]) -> Plan:
+    """Return what else of the host *decided* depends on, besides what its grant goes with.
+
+    It is also which one of *runtimes* there is.
+    """
     edits: Any = decided.edits
     found = list(edits.get("deviceNodes") or ())
-    numbers = [f"char/{node['major']}:{node['minor']}" for node in found if node["type"] == "c"]
+    numbers = [
+        f"char/{node['major']}:{node.get('minor', 0)}" for node in found if node["type"] == "c"
+    ]
     return {
         "nodes": [host_state.NODES, [node.get("hostPath") or node["path"] for node in found]],
         "majors": [host_state.CONTENT, [nodes.DEVICES]],
         "user namespace": [host_state.CONTENT, ["/proc/self/uid_map"]],
         "hook": [host_state.IDENTITY, host.hooks],
+        "low-level runtime": [host_state.IDENTITY, runtimes],
         "links": [
             host_state.EXISTS,
             [f"{top}/{name}" for name in numbers for top in ("/dev", "/sys/dev")]
@@ -285,6 +298,30 @@ def _plan(decided: Injection, document: OciConfig, host: _Kept) -> Plan:
             else [],
         ],
     }
+
+
+def _runtimes(config: Config, caller: Caller) -> list[str]:
+    """Return the places of the low-level runtime, the last of them being the one where it is.
+
+    Raises RuntimeExecError if it is nowhere.
+    """
+    directories = [item for item in caller.path.split(":") if item.startswith("/")]
+    directories += lowlevel.STANDARD_PATH
+    found = lowlevel.find(config.runtimes, caller.path, caller.identity, lambda _: None)
+    places = [
+        place
+        for name in config.runtimes
+        for place in ([name] if "/" in name else [f"{top}/{name}" for top in directories])
+    ]
+    return places[: places.index(found) + 1]
+
+
+def _is_work_ahead(decided: Injection, document: OciConfig, runtime: str) -> bool:
+    """Tell whether something is done ahead of *runtime*, as the launcher would not."""
+    from gpuruntime import ahead  # noqa: PLC0415 (for a root that is read-only)
+
+    places = [mount.get("destination") for mount in document.get("mounts") or ()]
+    return bool(ahead.hooks(decided.edits, document, places, runtime))
 
 
 def _added(decided: Injection, document: OciConfig) -> bytes | None:
@@ -343,6 +380,11 @@ def _has_one_spelling(path: str) -> bool:
     depth = path.count("/")
     normal = posixpath.normpath(path) == path and not path.startswith("//")
     return path.startswith("/") and normal and depth <= MAX_MOUNT_DEPTH
+
+
+def _is_read_only(document: OciConfig) -> bool:
+    root: Any = document.get("root") or {}
+    return bool(root.get("readonly"))
 
 
 def _is_systemd(document: OciConfig) -> bool:

@@ -135,7 +135,7 @@ def from_oci(document: OciConfig, config: Config) -> Request:
         return Request(ignored=tuple(container.ignored))
     if container.malformed is not None:
         raise RequestError(
-            f'invalid environment variable: "{shortened(container.malformed)}"',
+            f"invalid environment variable: {container.malformed}",
             "write it as NAME=VALUE",
         )
     mode = _mode(asked, config)
@@ -214,6 +214,9 @@ def _from_annotations(container: Container) -> list[str]:
 
 
 def _from_mounts(container: Container) -> list[str]:
+    others = container.mount_names(are_bound=False)
+    if others:
+        container.ignore(MOUNTS, others, "that is no bind mount")
     found: dict[str, None] = {}
     for name in container.mount_names():
         kind, _, rest = name.partition("/")

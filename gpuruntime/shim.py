@@ -15,7 +15,7 @@ import sys
 from cdi.edits import describe
 from gpuruntime import config as settings
 from gpuruntime import injection, programs, request
-from gpuruntime.errors import ConfigError, GpuRuntimeError, bug, escape
+from gpuruntime.errors import BundleError, ConfigError, GpuRuntimeError, bug, escape
 from gpuruntime.log import Log
 from gpuruntime.oci import argv, lowlevel
 from gpuruntime.oci.bundle import CONFIG_NAME, Bundle
@@ -69,7 +69,11 @@ def main(cli_python: str) -> None:
             given = inject(command, config, host, log, runtime)
             if given is None or (given and int(ignored) & _UNKNOWN_BIT):
                 # The launcher could not tell: the next time it can.
-                tell(given, config, ready, (launcher, identity))
+                try:
+                    tell(given, config, ready, (launcher, identity))
+                except Exception as error:  # noqa: BLE001 (the container is prepared, and starts)
+                    what = type(error).__name__
+                    log.record("debug", f"nothing is kept for the launcher: {what}")
         _restore(int(ignored))
         lowlevel.execute(runtime, arguments)
     except GpuRuntimeError as error:
@@ -98,11 +102,9 @@ def inject(command: Command, config: Config, host: Host, log: Log, runtime: str)
     # crun's --config names another file, which crun resolves before it enters the bundle.
     directory, name = os.path.split(command.config or "")
     bundle = Bundle(directory, name) if name else Bundle(command.bundle or "", CONFIG_NAME)
-    document, doubt = bundle.parse()
-    if not request.may_ask(bundle.data, config):
+    document = _asking(bundle, config)
+    if document is None:
         return None
-    if doubt is not None:
-        raise bundle.ambiguous(doubt)
     decided = injection.decide(document, config, host)
     for ignored in decided.asked.ignored:
         log.warning(f"ignored: {ignored}")
@@ -123,6 +125,23 @@ def inject(command: Command, config: Config, host: Host, log: Log, runtime: str)
     if _work_ahead(command, decided, document, places, runtime):
         return b""
     return b"" if decided.warnings or decided.asked.ignored else bundle.data
+
+
+def _asking(bundle: Bundle, config: Config) -> OciConfig | None:
+    """Return the document of *bundle*, None if no word of it asks; raise BundleError."""
+    asks = request.may_ask(bundle.data, config)
+    try:
+        document, doubt = bundle.parse()
+    except BundleError as error:
+        # What is no JSON has a place where it is none; all else may be too much for us alone.
+        if asks or hasattr(error.__cause__, "pos"):
+            raise
+        return None
+    if not asks:
+        return None
+    if doubt is not None:
+        raise bundle.ambiguous(doubt)
+    return document
 
 
 def _work_ahead(

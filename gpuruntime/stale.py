@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import os
 
+from cdi.edits import WITH_IMAGE
 from gpuruntime import driver_version, nodes
 from gpuruntime.errors import SpecError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from cdi.wire import Edits
+    from cdi.wire import Edits, Hook
 
 MODULE = "/proc/driver/nvidia/version"
 _VERSIONED = ("libcuda.so.", "libnvidia-ml.so.")
 _HINT = 'run "gpuruntime cdi refresh"'
 # The incumbent's, as it wrote them without env up to 1.17.7. Ours drops whatever it is given.
 _PROGRAMS = ("nvidia-ctk", "nvidia-cdi-hook")
-_WITH_IMAGE = ("createContainer", "startContainer")
+# The incumbent's installer moves a program there, and puts a script in its place.
+_MOVED = ".real"
 
 
 def check(edits: Edits, module: str = MODULE) -> None:
@@ -45,13 +47,18 @@ def check(edits: Edits, module: str = MODULE) -> None:
         if not os.path.exists(path):
             raise SpecError(f'the CDI spec is stale: it mounts "{path}", which is gone', _HINT)
     for hook in edits.get("hooks") or ():
-        name = os.path.basename(hook["path"])
-        if name in _PROGRAMS and hook["hookName"] in _WITH_IMAGE and not hook.get("env"):
+        if _is_of_old(hook) and hook["hookName"] in WITH_IMAGE and not hook.get("env"):
             raise SpecError(
                 f'the CDI spec is stale: its hook "{hook["path"]}" has no env, and may be given '
                 "the variables of the image",
                 _HINT,
             )
+
+
+def _is_of_old(hook: Hook) -> bool:
+    """Tell whether *hook* is the incumbent's, by its program or by how that is called."""
+    names = [os.path.basename(word) for word in (hook["path"], *(hook.get("args") or ())[:1])]
+    return any(name.removesuffix(_MOVED) in _PROGRAMS for name in names)
 
 
 def _loaded(module: str) -> str:

@@ -7,6 +7,7 @@ through descriptors, as everything else.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -16,15 +17,14 @@ from gpuruntime.record import Record
 from gpuruntime.system import drop_in
 from gpuruntime.system.compat import DEFAULT_ROOT, CompatInUse, CudaCompat
 from gpuruntime.system.loader import LoaderCache
-from gpuruntime.system.mounts import mount_id
 from gpuruntime.system.names import LINK_PATH, MAX_PATH_CHARS, is_clean, is_clean_name
 from gpuruntime.system.ops import ApplicationProfile, Chmod, Link, MaskParams
-from gpuruntime.system.paths import list_names, reopen
+from gpuruntime.system.paths import list_names, mount_id, reopen
 from hooks.options import last, parse, parse_mode, refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from cdi.wire import OciConfig
     from gpuruntime.system.ops import Operation
@@ -187,13 +187,16 @@ def _mounted(root: Root, folder: str) -> list[ldcache.Entry]:
     """
     try:
         dirfd = root.open_directory(folder)
-    except OSError:
-        return []
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            return []
+        raise _unreadable(folder, error) from error
     found: dict[str, ldcache.Entry] = {}
     links = []
     try:
         ours = mount_id(dirfd)
-        for name in _names(dirfd, folder):
+        names = _names(dirfd, folder)
+        for name in names:
             if not name.startswith("lib") or ".so" not in name:
                 continue
             try:
@@ -204,7 +207,7 @@ def _mounted(root: Root, folder: str) -> list[ldcache.Entry]:
             try:
                 kind = stat.S_IFMT(os.fstat(fd).st_mode)
                 if kind == stat.S_IFREG and mount_id(fd) != ours:
-                    entry = _entry(fd, folder, name)
+                    entry = _entry(fd, folder, name, names)
                     if entry is not None:
                         found[entry.soname] = entry
                 elif kind == stat.S_IFLNK and name.endswith(".so"):
@@ -225,19 +228,27 @@ def _names(dirfd: int, folder: str) -> list[str]:
     try:
         return list_names(dirfd, MAX_NAMES)
     except OSError as error:
-        raise LdcacheError(
-            f'cannot look for libraries in "{folder}" of the container: {error}',
-            "let the directory have the files of an image, and be readable",
-        ) from error
+        raise _unreadable(folder, error) from error
 
 
-def _entry(fd: int, folder: str, name: str) -> ldcache.Entry | None:
+def _unreadable(folder: str, error: OSError) -> LdcacheError:
+    return LdcacheError(
+        f'cannot look for libraries in "{folder}" of the container: {error}',
+        "let the directory have the files of an image, and be readable",
+    )
+
+
+def _entry(fd: int, folder: str, name: str, names: Collection[str]) -> ldcache.Entry | None:
     try:
         with os.fdopen(reopen(fd, os.O_RDONLY), "rb") as file:
             found = elf.read(file)
-    except (elf.ElfError, OSError):
+    except (elf.ElfError, PermissionError):
         return None
+    except OSError as error:
+        raise _unreadable(folder, error) from error
     soname = found.soname or name
     if found.abi not in ldcache.ABI_FLAGS or not is_clean(f"/{soname}"):
         return None
-    return ldcache.Entry(soname, f"{folder}/{soname}", ldcache.ABI_FLAGS[found.abi])
+    # Where nothing has that name, the container's own ldconfig would make a link to this.
+    place = soname if soname in names else name
+    return ldcache.Entry(soname, f"{folder}/{place}", ldcache.ABI_FLAGS[found.abi])

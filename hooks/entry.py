@@ -46,7 +46,6 @@ usage: PROGRAM [--deadline SECONDS] [--debug] [--quiet] HOOK [OPTION...]
 hooks: {", ".join((update_container.NAME, *CLASSIC))}
 CDI specs call it, with the OCI state on standard input; "gpuruntime cdi generate" writes them.
 """
-DEADLINE = "--deadline"
 DEADLINE_S, MAX_DEADLINE_S = 10, 600
 # How long after the deadline the child is left, and how long we then try to be heard.
 GRACE_S = 0.4
@@ -62,15 +61,15 @@ def main(cli_python: str = "") -> None:
     The work is done in a child. A file system of the container that does not answer, served by
     FUSE for example, holds whoever asks it, and no signal ends that: then the child is left.
     """
-    # First of all: a container that shares our pid namespace must not look into this process.
-    syscalls.set_undumpable()
-    syscalls.close_range(3)
-    # The launcher has set it, for a start that does not come here.
-    _signal.setitimer(_signal.ITIMER_REAL, 0)
-    # Without a traceback; the child ends when we do.
-    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     program = os.path.basename(sys.argv[1])
     try:
+        # First of all: a container that shares our pid namespace must not look into this process.
+        syscalls.set_undumpable()
+        syscalls.close_range(3)
+        # The launcher has set it, for a start that does not come here.
+        _signal.setitimer(_signal.ITIMER_REAL, 0)
+        # Without a traceback; the child ends when we do.
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
         _raise_limit()
         if program in PRESTART_PROGRAMS:
             text, status = run_prestart(sys.argv[2:], program, cli_python)
@@ -84,15 +83,13 @@ def main(cli_python: str = "") -> None:
 def run(arguments: list[str], program: str) -> tuple[str, int]:
     """Do what *arguments* ask for, within the deadline; return what to say, and the exit status.
 
-    `--deadline SECONDS` comes before all others. Raises GpuRuntimeError.
+    Raises GpuRuntimeError.
     """
     told = answer(arguments, program)
     if told:
         # It was asked for, and is no message.
         os.write(1, told.encode("ascii", "backslashreplace"))
         return "", 0
-    seconds, arguments = read_deadline(arguments)
-    deadline = Deadline(seconds)
     front, rest = options.split_global(arguments)
     name = rest[0] if rest else ""
     words = [*front, *rest[1:]]
@@ -105,11 +102,14 @@ def run(arguments: list[str], program: str) -> tuple[str, int]:
         given = classic.read(name, words)
         operations = classic.plan(name, given)
     else:
-        # A spec written by a newer version must not keep containers from starting.
+        # A spec written by a newer version must not keep containers from starting. But where an
+        # option is not known, its value may have been taken for the name.
+        options.parse(program, front, ())
         if not name:
             help_ = f'"{program} {HELP[0]}" lists them'
             return f"{program}: warning: no hook is named, nothing is done; {help_}", 0
         return f'{program}: warning: there is no hook "{escape(name)}", nothing is done', 0
+    deadline = Deadline(read_deadline(given))
     if not operations:
         return "", 0
     return _supervise(Work(program, given, operations), deadline)
@@ -149,21 +149,16 @@ def run_prestart(arguments: list[str], program: str, cli_python: str) -> tuple[s
     return _supervise(ContainerWork(program, given, found), Deadline(found.deadline_s))
 
 
-def read_deadline(arguments: list[str]) -> tuple[int, list[str]]:
-    """Return the seconds that the hook has, and the other arguments; raise RequestError."""
-    name, equals, value = arguments[0].partition("=") if arguments else ("", "", "")
-    if name != DEADLINE:
-        return DEADLINE_S, arguments
-    rest = arguments[1:]
-    if not equals:
-        value, rest = "".join(rest[:1]), rest[1:]
+def read_deadline(given: options.Given) -> int:
+    """Return the seconds that the hook has; raise RequestError."""
+    value = options.last(given, options.DEADLINE, str(DEADLINE_S))
     plain = value.isascii() and value.isdigit() and len(value) <= len(str(MAX_DEADLINE_S))
     if not plain or not 1 <= int(value) <= MAX_DEADLINE_S:
         raise RequestError(
             f'"{value[: options.MAX_SHOWN_CHARS]}" is no deadline',
-            f"give {DEADLINE} a number of seconds from 1 to {MAX_DEADLINE_S}",
+            f"give --{options.DEADLINE} a number of seconds from 1 to {MAX_DEADLINE_S}",
         )
-    return int(value), rest
+    return int(value)
 
 
 class Deadline:
@@ -410,6 +405,11 @@ def _explain(error: Exception, program: str) -> tuple[str, int]:
         error = MountError(
             "the memory is not enough for the hook",
             f"give the container a memory limit of {MIN_MEMORY_MIB} MiB or more",
+        )
+    elif getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
+        error = MountError(
+            "there are too few descriptors for the hook",
+            f"allow the runtime {MIN_DESCRIPTORS} open files or more",
         )
     elif isinstance(error, ImportError):
         error = GpuRuntimeError(f"cannot load the hook: {error}", "install gpuruntime again")

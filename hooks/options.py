@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     Given = Mapping[str, Sequence[str]]
 
 # What each hook takes, ours and the incumbent's.
-CONTAINER_SPEC = "container-spec"
-VALUES = frozenset((CONTAINER_SPEC,))
+CONTAINER_SPEC, DEADLINE = "container-spec", "deadline"
+# The last is the incumbent's, for commands that are no hooks.
+VALUES = frozenset((CONTAINER_SPEC, DEADLINE, "config"))
 DEBUG, QUIET = ("debug", "d"), ("quiet", "q")
 SWITCHES = frozenset((*DEBUG, *QUIET))
 _TRUE, _FALSE = ("1", "t", "true"), ("0", "f", "false")

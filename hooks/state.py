@@ -67,10 +67,17 @@ def read_document(stdin: int) -> dict[str, Any]:
     if len(data) > MAX_STATE_BYTES:
         raise BundleError(f"the state on standard input has over {MAX_STATE_BYTES} bytes", _HINT)
     try:
-        document = strictjson.loads(data)
+        document = strictjson.loads(data, pairs=_members)
     except (ValueError, RecursionError) as error:
         raise BundleError(f"the state on standard input is no JSON: {error}", _HINT) from error
     return document if isinstance(document, dict) else {}
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a member is there twice")
+    return found
 
 
 def bundle_of(document: dict[str, Any]) -> str:

@@ -341,8 +341,14 @@ static _Noreturn void run_tool(char **argv, char **envp)
 	size_t word = 1;
 	long error;
 
-	while (argv[word] != NULL && argv[word][0] == '-')
+	while (argv[word] != NULL && argv[word][0] == '-') {
+		const bool config = equal(argv[word], "--config") || equal(argv[word], "-config");
+
 		word++;
+		/* Its value, unless that makes a hook of it: a hook has less to fear. */
+		if (config && argv[word] != NULL && !equal(argv[word], "hook"))
+			word++;
+	}
 	if (argv[word] != NULL && equal(argv[word], "hook")) {
 		/* Without that word; the options in front of it are the hook's. */
 		for (; word > 0; word--)

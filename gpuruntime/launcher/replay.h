@@ -814,7 +814,8 @@ static bool store_replay(const struct replay *replay)
 	if (fd < 0)
 		return false;
 	stored = write_document(replay, fd) && keep_owner(replay, fd);
-	call(SYS_close, fd, 0, 0, 0, 0);
+	/* Some file systems say only there that there was no room. */
+	stored = call(SYS_close, fd, 0, 0, 0, 0) == 0 && stored;
 	stored = stored
 		&& call(SYS_renameat, replay->directory, (long)name.bytes, replay->directory, (long)"config.json", 0) == 0;
 	if (!stored)

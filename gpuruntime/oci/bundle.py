@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 CONFIG_NAME = "config.json"
 MAX_CONFIG_BYTES = 16 << 20
 MAX_DEPTH = 64
+# Values in a document. Little text can hold many, and each takes some hundred bytes of memory.
+MAX_VALUES = 500_000
 
 # The members of OCI config.md and config-linux.md that we read or write, by the object that has
 # them. Another spelling of one is a member to runc and none to crun.
@@ -174,8 +176,15 @@ class Bundle:
 def parse(data: bytes) -> tuple[OciConfig, str | None]:
     """Return the OCI config *data* and, if it must not be edited, the reason.
 
-    Raises ValueError if it is no JSON object.
+    Raises ValueError if it is no JSON object. Of one with too many values nothing is read.
     """
+    # As many at most: a comma may be in a text as well.
+    if len(data) > MAX_VALUES and sum(map(data.count, (b"[", b"{", b","))) > MAX_VALUES:
+        return {}, f"more than {MAX_VALUES} values"
+    return _parsed(data)
+
+
+def _parsed(data: bytes) -> tuple[OciConfig, str | None]:
     doubts: list[str] = []
 
     def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ _ATTRIBUTES = {
     "nodev": syscalls.MOUNT_ATTR_NODEV,
     "noexec": syscalls.MOUNT_ATTR_NOEXEC,
 }
+_O_NAME = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 # What is at the path, or a link there that leads to nothing.
 _IN_THE_WAY = (errno.EISDIR, errno.ELOOP, errno.ENOENT)
 
@@ -115,16 +116,18 @@ def _open_target(root: Root, path: str, make: Callable[[int, str], None]) -> tup
     Made with *make* if it is missing. A link is followed inside the root, and then it counts what
     that directory has by its name; another link is followed in turn.
     """
+    asked = posixpath.dirname(path)
     for _ in range(MAX_LINKS):
         directory, name = posixpath.split(path)
         place = root.open_directory(directory, create=True)
         try:
             try:
-                make(place, name)
-            except FileExistsError:
                 # The image's own, or of a container that was started before.
-                pass
-            target = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
+                target = os.open(name, _O_NAME, dir_fd=place)
+            except FileNotFoundError:
+                root.require_own(asked, place)
+                make(place, name)
+                target = os.open(name, _O_NAME, dir_fd=place)
         except BaseException:
             os.close(place)
             raise

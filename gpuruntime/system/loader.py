@@ -16,7 +16,8 @@ from gpuruntime import ldcache
 from gpuruntime.errors import LdcacheError
 from gpuruntime.record import Record
 from gpuruntime.system import drop_in, mounts
-from gpuruntime.system.paths import LEADS_NOWHERE, Root, read_regular, replace_file
+from gpuruntime.system.paths import LEADS_NOWHERE, Root, mount_id, read_regular, replace_file
+from gpuruntime.system.syscalls import SyscallError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -268,26 +269,36 @@ def _is_same_directory(root: Root, one: str, other: str) -> bool:
 
 def _add_to_list(root: Root, name: str, directories: list[str]) -> None:
     """Add *directories* to musl's list *name* in /etc; raise OSError."""
+    etc = root.open_directory("/etc", create=True)
+    try:
+        listed = _listed(root, etc, name)
+        missing = [directory for directory in directories if directory not in listed]
+        # With an empty list nothing of the image loads: it is not ours to change that.
+        if listed and missing:
+            replace_file(etc, name, os.fsencode("\n".join([*listed, *missing, ""])), 0o644)
+    finally:
+        os.close(etc)
+
+
+def _listed(root: Root, etc: int, name: str) -> list[str]:
+    """Return the directories of musl's list *name* in /etc, the directory *etc*; raise OSError.
+
+    They will be where everybody in the container can read them: nothing else, and of no volume.
+    """
     try:
         fd = root.open_path(f"/etc/{name}")
     except OSError as error:
         if error.errno not in LEADS_NOWHERE:
             raise
-        listed = list(_MUSL_DIRECTORIES)
-    else:
-        try:
-            content = read_regular(fd, f"/etc/{name}", MAX_LIST_BYTES)
-        finally:
-            os.close(fd)
-        # Of all that may be in a name, musl takes these two for the end of one.
-        listed = [d for d in os.fsdecode(content).replace(":", "\n").split("\n") if d]
-        if not listed:
-            # With an empty list nothing of the image loads: it is not ours to change that.
-            return
-    missing = [directory for directory in directories if directory not in listed]
-    if missing:
-        etc = root.open_directory("/etc", create=True)
-        try:
-            replace_file(etc, name, os.fsencode("\n".join([*listed, *missing, ""])), 0o644)
-        finally:
-            os.close(etc)
+        return list(_MUSL_DIRECTORIES)
+    try:
+        if mount_id(fd) not in (mount_id(root.fd), mount_id(etc)):
+            raise SyscallError(errno.EXDEV, f'read("/etc/{name}"), a link to another mount')
+        content = read_regular(fd, f"/etc/{name}", MAX_LIST_BYTES)
+    finally:
+        os.close(fd)
+    # Of all that may be in a name, musl takes these two for the end of one.
+    listed = [d for d in os.fsdecode(content).replace(":", "\n").split("\n") if d]
+    if not all(directory.startswith("/") for directory in listed):
+        raise SyscallError(errno.EINVAL, f'read("/etc/{name}"), which is no list of directories')
+    return listed

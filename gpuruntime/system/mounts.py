@@ -12,6 +12,7 @@ import os
 import posixpath
 
 from gpuruntime.system import syscalls
+from gpuruntime.system.paths import mount_id
 from gpuruntime.system.syscalls import SyscallError
 
 TYPE_CHECKING = False
@@ -23,13 +24,16 @@ if TYPE_CHECKING:
 _PAGE_BYTES = 64 << 10
 _FILE = "file"
 _ATTRIBUTES = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV | syscalls.MOUNT_ATTR_NOEXEC
+# Of these each mount has its own files. What is in /proc or /sys is the host's, wherever it is.
+_WITH_OWN_FILES = ("tmpfs", "ramfs")
 _FLAGS = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
 
 
 def cover(root: Root, path: str, content: bytes, mode: int) -> bool:
     """Mount a file with *content* on the name *path* of the container, whatever file has it.
 
-    False if there is none that has it. Raises OSError.
+    False if there is none that has it. Raises OSError, also for a root that is no mount: then it
+    would be a mount of the host's that has to stop sharing.
     """
     directory, name = posixpath.split(path)
     try:
@@ -44,6 +48,7 @@ def cover(root: Root, path: str, content: bytes, mode: int) -> bool:
         except FileNotFoundError:
             return False
         try:
+            _require_mount(root, path)
             _cover((place, target), (content, mode))
         except SyscallError as error:
             if error.errno != errno.ENOSYS:
@@ -57,12 +62,6 @@ def cover(root: Root, path: str, content: bytes, mode: int) -> bool:
     return True
 
 
-def mount_id(fd: int) -> int:
-    """Return which mount *fd* is in: bind mounts of one file system have one device number."""
-    with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as lines:
-        return int(next(line for line in lines if line.startswith("mnt_id:"))[len("mnt_id:") :])
-
-
 def is_mount(fd: int) -> bool:
     """Tell whether the directory *fd* is the root of a mount."""
     above = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
@@ -72,31 +71,41 @@ def is_mount(fd: int) -> bool:
         os.close(above)
 
 
-def is_of_host(root: Root, fd: int) -> bool:
-    """Tell whether *fd* is on a mount below *root* of a file system that the host has as well.
+def _require_mount(root: Root, path: str) -> None:
+    if not is_mount(root.fd):
+        raise SyscallError(errno.EINVAL, f'mount on "{path}" in a root that is no mount')
 
-    As a volume, or `/dev` of the host: whose files they are is not for the container to say.
+
+def is_of_host(root: Root, fd: int) -> bool:
+    """Tell whether *fd* is on a mount below *root* whose files the host may have as well.
+
+    As a volume, `/dev` of the host or `/sys`: whose they are is not for the container to say.
     """
     wanted = mount_id(fd)
     if wanted == mount_id(root.fd):
         return False
     below = f"{_place_of(root)}/"
     mounts = _listed()
-    devices = {device for number, device, _ in mounts if number == str(wanted)}
-    elsewhere = {device for _, device, point in mounts if not point.startswith(below)}
+    devices = {
+        device
+        for number, device, _, kind in mounts
+        if number == str(wanted) and kind in _WITH_OWN_FILES
+    }
+    elsewhere = {device for _, device, point, _ in mounts if not point.startswith(below)}
     return not devices or bool(devices & elsewhere)
 
 
-def _listed() -> list[tuple[str, str, str]]:
-    """Return number, device and place of each mount of this process."""
+def _listed() -> list[tuple[str, str, str, str]]:
+    """Return number, device, place and kind of each mount of this process; proc(5), mountinfo."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
-        fields = [line.split(" ", 5) for line in lines]
-    return [(number, device, point) for number, _, device, _, point, _ in fields]
+        fields = [(line.split(" ", 5), line.rpartition(" - ")[2]) for line in lines]
+    return [(f[0], f[2], f[4], behind.partition(" ")[0]) for f, behind in fields]
 
 
 def _place_of(root: Root) -> str:
     """Return where *root* is, as the kernel writes it in mountinfo."""
-    path = os.readlink(f"/proc/self/fd/{root.fd}")
+    # readlinkat(2): without a directory, Python makes another call, which a hook may not.
+    path = os.readlink(f"/proc/self/fd/{root.fd}", dir_fd=root.fd)
     for character in "\\ \t\n":
         path = path.replace(character, f"\\{ord(character):03o}")
     return path
@@ -105,7 +114,7 @@ def _place_of(root: Root) -> str:
 def count_on(root: Root) -> int:
     """Return how many mounts this process has on the directory of *root*."""
     place = _place_of(root)
-    return sum(point == place for _, _, point in _listed())
+    return sum(point == place for _, _, point, _ in _listed())
 
 
 def _cover(fds: tuple[int, int], file: tuple[bytes, int]) -> None:

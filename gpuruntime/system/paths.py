@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import posixpath
 import stat
 import struct
 import time
@@ -160,7 +161,8 @@ class Root:
     def open_directory(self, path: str, *, create: bool = False, mode: int = 0o755) -> int:
         """Return a descriptor of the directory *path*, made with its parents if *create*.
 
-        The descriptor can be listed, and be the dirfd of the *at calls. Raises OSError.
+        Then it is one to write in: see `require_own`. The descriptor can be listed, and be the
+        dirfd of the *at calls. Raises OSError.
         """
         try:
             fd = self.open_path(path)
@@ -170,25 +172,69 @@ class Root:
                 raise
             fd = self._create_directory(path, mode)
         try:
+            if create:
+                self.require_own(path, fd)
             return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
         finally:
             os.close(fd)
 
     def _create_directory(self, path: str, mode: int) -> int:
         """Make what is missing of *path* and return an O_PATH descriptor of it."""
-        parent, _, name = path.strip("/").rpartition("/")
-        if name in ("", ".", ".."):
+        names = path.strip("/").split("/")
+        if not {"", ".", ".."}.isdisjoint(names):
             raise SyscallError(errno.EINVAL, f'mkdir("{path}")')
-        parent_fd = self.open_directory(parent, create=True, mode=mode)
-        try:
+        found = os.dup(self.fd)
+        for number, name in enumerate(names, 1):
+            parent, there = found, "/".join(names[:number])
             try:
-                os.mkdir(name, mode, dir_fd=parent_fd)
-            except FileExistsError:
-                # Somebody else made it, or a dangling link stands there; the next open tells.
-                pass
-            return os.open(name, _O_DIRECTORY, dir_fd=parent_fd)
+                found = self._open_or_make(parent, there, name, mode)
+            finally:
+                os.close(parent)
+        return found
+
+    def _open_or_make(self, parent: int, path: str, name: str, mode: int) -> int:
+        """Return an O_PATH descriptor of the directory *path*, which is *name* in *parent*."""
+        try:
+            return self.open_path(path)
+        except OSError as error:
+            if error.errno != errno.ENOENT:
+                raise
+        self.require_own(posixpath.dirname(path), parent)
+        try:
+            os.mkdir(name, mode, dir_fd=parent)
+        except FileExistsError:
+            # Somebody else made it, or a dangling link stands there; the next open tells.
+            pass
+        return os.open(name, _O_DIRECTORY, dir_fd=parent)
+
+    def require_own(self, path: str, fd: int) -> None:
+        """Raise OSError (EXDEV) if *fd*, to which *path* led, is on a mount that a link led to.
+
+        A volume is written to where the path that we want is in it; which other one it is to be
+        is not for a link in the image to say.
+        """
+        there = mount_id(fd)
+        if there != mount_id(self.fd) and there not in self._mounts_on(path):
+            raise SyscallError(errno.EXDEV, f'write to "{path}", a link to another mount')
+
+    def _mounts_on(self, path: str) -> set[int]:
+        """Return the mounts that *path* comes to, up to the first link in it."""
+        found = set()
+        fd = os.dup(self.fd)
+        try:
+            for name in filter(None, path.split("/")):
+                if name == "..":
+                    break
+                try:
+                    below = os.open(name, _O_DIRECTORY, dir_fd=fd)
+                except OSError:
+                    break
+                os.close(fd)
+                fd = below
+                found.add(mount_id(fd))
         finally:
-            os.close(parent_fd)
+            os.close(fd)
+        return found
 
     def read_file(self, path: str, max_bytes: int) -> bytes:
         """Return the content of the regular file *path*; raise OSError for anything else.
@@ -201,6 +247,12 @@ class Root:
             return read_regular(fd, path, max_bytes)
         finally:
             os.close(fd)
+
+
+def mount_id(fd: int) -> int:
+    """Return which mount *fd* is in: bind mounts of one file system have one device number."""
+    with open(f"/proc/self/fdinfo/{fd}", "rb", 0) as lines:
+        return int(next(line for line in lines if line.startswith(b"mnt_id:"))[len(b"mnt_id:") :])
 
 
 def _openat2(dirfd: int, path: str, resolve: int) -> int:
@@ -254,6 +306,9 @@ def read_regular(fd: int, name: str, max_bytes: int) -> bytes:
         raise SyscallError(errno.EINVAL, f'read("{name}"), which is no regular file')
     if status.st_size > max_bytes:
         raise SyscallError(errno.EFBIG, f'read("{name}")')
+    if status.st_size == 0:
+        # A file of the kernel's says that as well, and may act when it is read.
+        return b""
     try:
         reader = reopen(fd, os.O_RDONLY)
     except OSError as error:
@@ -322,25 +377,23 @@ def replace_file(dirfd: int, name: str, data: bytes, mode: int) -> None:
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
-    def put(temporary: str) -> tuple[int, int]:
-        fd = os.open(temporary, flags, 0o600, dir_fd=dirfd)
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
-            os.fchmod(fd, mode)
-            # Without it a power cut can leave an empty cache beside our drop-in.
-            os.fsync(fd)
-            return _identity(os.fstat(fd))
-        finally:
-            os.close(fd)
+    def put(temporary: str) -> int:
+        return os.open(temporary, flags, 0o600, dir_fd=dirfd)
+
+    def fill(fd: int) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        os.fchmod(fd, mode)
+        # Without it a power cut can leave an empty cache beside our drop-in.
+        os.fsync(fd)
 
     _require_removable(dirfd)
     stem = f"{_TEMPORARY}{name[:_MAX_STEM_CHARS]}"
     _remove_leftovers(dirfd, stem)
     for _ in range(MAX_TRIES):
         try:
-            _put_and_rename(dirfd, f"{stem}.{os.urandom(8).hex()}", name, put)
+            _put_and_rename(dirfd, f"{stem}.{os.urandom(8).hex()}", name, (put, fill))
         except OSError as error:
             # Another hook took it for a leftover.
             if error.errno not in _LOST:
@@ -377,9 +430,13 @@ def replace_link(dirfd: int, name: str, target: str) -> bool:
         if error.errno not in (errno.ENOENT, errno.EINVAL):
             raise
 
-    def put(temporary: str) -> tuple[int, int]:
+    def put(temporary: str) -> int:
         os.symlink(target, temporary, dir_fd=dirfd)
-        return _identity(os.stat(temporary, dir_fd=dirfd, follow_symlinks=False))
+        return os.open(temporary, _O_PATH | os.O_NOFOLLOW, dir_fd=dirfd)
+
+    def check(fd: int) -> None:
+        if os.readlink("", dir_fd=fd) != target:
+            raise SyscallError(errno.EAGAIN, f'symlink("{name}"), which somebody exchanged')
 
     _require_removable(dirfd)
     # A link is whole from the first. So its other name can be the same each time: what a hook that
@@ -388,21 +445,31 @@ def replace_link(dirfd: int, name: str, target: str) -> bool:
     temporary = f"{_TEMPORARY}{name}"
     try:
         remove_name(dirfd, temporary)
-        _put_and_rename(dirfd, temporary, name, put)
+        _put_and_rename(dirfd, temporary, name, (put, check))
     except OSError as error:
         if error.errno not in _TAKEN:
             raise
-        _put_and_rename(dirfd, f"{_TEMPORARY}{os.urandom(8).hex()}", name, put)
+        _put_and_rename(dirfd, f"{_TEMPORARY}{os.urandom(8).hex()}", name, (put, check))
     return True
 
 
 def _put_and_rename(
-    dirfd: int, temporary: str, name: str, put: Callable[[str], tuple[int, int]]
+    dirfd: int,
+    temporary: str,
+    name: str,
+    steps: tuple[Callable[[str], int], Callable[[int], None]],
 ) -> None:
+    """Put something at *temporary*, finish it by its descriptor, and rename it to *name*."""
+    put, finish = steps
     try:
-        made = put(temporary)
-        _require_same(dirfd, temporary, made)
-        os.rename(temporary, name, src_dir_fd=dirfd, dst_dir_fd=dirfd)
+        fd = put(temporary)
+        try:
+            finish(fd)
+            _require_same(dirfd, temporary, fd)
+            os.rename(temporary, name, src_dir_fd=dirfd, dst_dir_fd=dirfd)
+        finally:
+            # Not before: another file could have its number.
+            os.close(fd)
     except FileExistsError:
         # Not ours.
         raise
@@ -411,8 +478,9 @@ def _put_and_rename(
         raise
 
 
-def _require_same(dirfd: int, name: str, made: tuple[int, int]) -> None:
-    if _identity(os.stat(name, dir_fd=dirfd, follow_symlinks=False)) != made:
+def _require_same(dirfd: int, name: str, fd: int) -> None:
+    ours = _identity(os.fstat(fd))
+    if ours != _identity(os.stat(name, dir_fd=dirfd, follow_symlinks=False)):
         raise SyscallError(errno.EAGAIN, f'rename("{name}"), which somebody exchanged')
 
 

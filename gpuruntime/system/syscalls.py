@@ -189,12 +189,10 @@ def umount_detached(fd: int) -> None:
 
 
 def close_range(first: int) -> None:
-    """Close every descriptor from *first* on; close_range(2), or one by one on old kernels."""
+    """Close every descriptor from *first* on; close_range(2), or one by one without it."""
     try:
         _call("close_range", first, 0xFFFFFFFF, 0)
-    except SyscallError as error:
-        if error.errno != errno.ENOSYS:
-            raise
+    except SyscallError:
         os.closerange(first, os.sysconf("SC_OPEN_MAX"))
 
 

@@ -155,6 +155,13 @@ def dangling_link(root: Path, config: dict[str, Any]) -> None:
     place_of(root / CUDA).symlink_to("/nowhere/at/all")
 
 
+def link_to_a_new_file(root: Path, config: dict[str, Any]) -> None:
+    """Have a link there to a file that is not, in a directory of the host that is."""
+    del config
+    (WORK / "outside").mkdir(exist_ok=True)
+    place_of(root / CUDA).symlink_to(f"{WORK}/outside/new")
+
+
 def looping_link(root: Path, config: dict[str, Any]) -> None:
     """Have a link to itself there."""
     del config
@@ -284,9 +291,9 @@ def roots(bench: Bench) -> dict[str, Any]:
     found = {}
     (WORK / "secret").write_text(SECRET)
     prepares = (
-        *(link_at_a_library, dangling_link, looping_link, directory_at_a_library),
-        *(fifo_at_a_library, libraries_lead_out, read_only_libraries, read_only),
-        *(in_user_namespace, with_cuda_of_its_own),
+        *(link_at_a_library, dangling_link, link_to_a_new_file, looping_link),
+        *(directory_at_a_library, fifo_at_a_library, libraries_lead_out, read_only_libraries),
+        *(read_only, in_user_namespace, with_cuda_of_its_own),
     )
     for prepare in prepares:
         found[prepare.__name__] = bench.case(prepare)

@@ -7,6 +7,7 @@ anything but our own error, an answer that is out of bounds, a reading that diff
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -397,6 +398,9 @@ def params(data: bytes, rng: random.Random, place: Path) -> None:
     must(len(masked) <= len(data) + 1 + data.count(b"\r"), "longer")
 
 
+MUSL_LIST = "ld-musl-x86_64.path"
+
+
 def loader_files(data: bytes, rng: random.Random, place: Path) -> None:
     """Read and write the loader's lists in an image: clean directories, and ours are there."""
     top = place / f"root-{rng.randrange(1 << 40):x}"
@@ -405,7 +409,7 @@ def loader_files(data: bytes, rng: random.Random, place: Path) -> None:
         if rng.random() < 0.5:
             (top / "sbin").mkdir()
             (top / "sbin/ldconfig").touch()
-        for name in ("ld.so.conf", "ld-musl-x86_64.path"):
+        for name in ("ld.so.conf", MUSL_LIST):
             if rng.random() < 0.7:
                 (top / "etc" / name).write_bytes(data)
         for name in ("00-a.conf", drop_in.DRIVER, drop_in.COMPAT, "zz.conf"):
@@ -417,7 +421,7 @@ def loader_files(data: bytes, rng: random.Random, place: Path) -> None:
         must(all(map(clean_names.is_clean, drop_in.read(root, drop_in.DRIVER))), "unclean")
         drop_in.write(root, drop_in.DRIVER, ["/usr/lib/gpu"], said.append)
         must(drop_in.read(root, drop_in.DRIVER) == ["/usr/lib/gpu"], "not what was written")
-        loader._add_to_list(root, "ld-musl-x86_64.path", ["/usr/lib/gpu"])
+        _add_to_musl_list(root, top / "etc" / MUSL_LIST)
         drop_in.remove(root, drop_in.DRIVER)
         must(len(said) <= 1, f"{said}")
         drop_in.has_ldconfig(root)
@@ -429,6 +433,19 @@ def loader_files(data: bytes, rng: random.Random, place: Path) -> None:
             for name in directories:
                 os.rmdir(f"{folder}/{name}")
         os.rmdir(top)
+
+
+def _add_to_musl_list(root: Root, path: Path) -> None:
+    """Add to the list *path*: it has directories afterwards, or is as it was."""
+    before = path.read_bytes() if path.exists() else None
+    try:
+        loader._add_to_list(root, MUSL_LIST, ["/usr/lib/gpu"])
+    except OSError as error:
+        must(error.errno == errno.EINVAL and path.read_bytes() == before, f"{error}")
+        return
+    lines = path.read_bytes().replace(b":", b"\n").split(b"\n")
+    must(all(line.startswith(b"/") for line in lines if line), "no directory")
+    must(b"/usr/lib/gpu" in lines or path.read_bytes() == before, "not added")
 
 
 def quick_check(data: bytes, rng: random.Random, place: Path) -> None:

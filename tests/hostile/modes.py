@@ -38,7 +38,10 @@ def prepare(work: Path, kind: str, way: str) -> tuple[Path, Path]:
         run("mount", "-t", "tmpfs", "tmpfs", place.parent)
         place.mkdir()
         return root, place
-    if kind == "tmpfs of the host":
+    if kind.startswith("tmpfs "):
+        if kind == "tmpfs beside the root":
+            # Its name begins as the root's does.
+            host = host.rename(work / "root-of-host")
         run("mount", "-t", "tmpfs", "tmpfs", host)
         (host / "dri").mkdir()
     if kind == "link":

@@ -53,6 +53,8 @@ def main() -> None:
     work, kind, way = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     root, host = prepare(work, kind)
     ops.PARAMS = str(host)
+    # As the low-level runtimes do.
+    subprocess.run(["mount", "--bind", str(root), str(root)], check=True)
     before = mount_points()
     refused = ""
     if way == "STRING":

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the hook where /proc is not what it seems; print what came of it.
 
-Run in a mount namespace of its own: `proc.py WORK KIND ours|naive`. KIND is of `KINDS`; naive is
+Run in a mount namespace of its own: `proc.py WORK KIND ours|walk|naive`. KIND is "fake", an option
+of procfs, or what of /proc/self somebody mounts over; walk is a kernel without openat2(2), naive
 the control, a hook that believes what is at /proc. Standard output is one JSON object.
 """
 
@@ -16,7 +17,17 @@ TREE = Path(__file__).resolve().parents[2]
 START_PYTHON = "/usr/bin/python3"
 # What stands in for a process in a /proc of somebody else: every descriptor is his file.
 DESCRIPTORS = range(3, 40)
-NAIVE = "paths.require_proc = lambda: None"
+# The last is the one that the others are mounted by.
+OVER = ("mountinfo", "fdinfo", "fd")
+WEAK = {
+    "ours": "",
+    "walk": """
+def missing(*_):
+    raise syscalls.SyscallError(38, "openat2")
+syscalls.openat2 = missing
+""",
+    "naive": "paths.require_proc = lambda: None",
+}
 CODE = """
 import sys
 sys.path.append(TREE)
@@ -26,11 +37,9 @@ from hooks import entry
 WEAK
 def enter(work):
     # Somebody in the container's mount namespace is faster, and knows our number.
-    fd = os.open("/proc/self/fd", os.O_PATH)
-    info = os.open("/proc/self/fdinfo", os.O_PATH)
-    if MOUNTS:
-        syscalls.mount(FAKE + "/self/fdinfo", info, "", syscalls.MS_BIND)
-        syscalls.mount(FAKE + "/self/fd", fd, "", syscalls.MS_BIND)
+    places = {name: os.open("/proc/self/" + name, os.O_PATH) for name in COVERED}
+    for name, place in places.items():
+        syscalls.mount(FAKE + "/self/" + name, place, "", syscalls.MS_BIND)
 entry.Work.enter = enter
 entry.main()
 """
@@ -72,7 +81,8 @@ def main() -> None:
     if kind == "subset=pid":
         words.append("--mask-params")
     code = CODE.replace("TREE", repr(str(TREE))).replace("FAKE", repr(str(fake)))
-    code = code.replace("MOUNTS", str(kind == "fd")).replace("WEAK", NAIVE * (how == "naive"))
+    covered = [name for name in OVER if name in kind.split(",")]
+    code = code.replace("COVERED", repr(covered)).replace("WEAK", WEAK[how])
     done = subprocess.run(
         [START_PYTHON, "-I", "-S", "-B", "-c", code, *words],
         input=json.dumps({"bundle": str(work)}), capture_output=True, text=True, check=False,

@@ -311,6 +311,23 @@ def test_words_beyond_the_limits_are_python_s_affair(
         assert create(bench, bundle, build=build) == "python"
 
 
+@pytest.mark.parametrize("before", [1, 2, 128, companion.MAX_WORD_BYTES - 1])
+@BUILDS
+def test_the_longest_word_is_found_between_two_pieces(
+    build: str, before: int, bench: Bench, bundle: Path, request: pytest.FixtureRequest
+) -> None:
+    """However much of it is in the first one."""
+    if build == "twin":
+        request.getfixturevalue("twin")
+    word = "".join(f"{i:02x}" for i in range(companion.MAX_WORD_BYTES // 2))
+    write_companion(bench, companion_text(None, "runc", words=(word,)))
+    for end in (CHUNK, 2 * CHUNK):
+        write_bundle(bench, b" " * (end - before) + word.encode())
+        assert create(bench, bundle, build=build) == "python"
+        write_bundle(bench, b" " * (end - before) + word[:-1].encode())
+        assert create(bench, bundle, build=build) == "lowlevel/runc"
+
+
 @pytest.mark.parametrize(
     ("value", "passed", "asking"),
     [

@@ -7,6 +7,8 @@ import json
 import os
 import random
 import shutil
+import stat
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -204,10 +206,19 @@ def _deep(document: dict[str, Any]) -> None:
     document["x"] = json.loads("[" * 70 + "]" * 70)
 
 
+def _long_s(document: dict[str, Any]) -> None:
+    # To Go this is "hooks".
+    document["hook\u017f"] = {}
+
+
+def _kelvin(document: dict[str, Any]) -> None:
+    document["hoo\u212as"] = {}
+
+
 CHANGES = (
     *(_user, _no_user, _privileged, _device, _rule, _asks_again, _capability, _no_name, _volume),
     *(_annotation, _same_place, _odd_place, _systemd, _user_namespace, _engine_hook, _misspelled),
-    *(_read_only, _fraction, _no_mounts, _deep),
+    *(_read_only, _fraction, _no_mounts, _deep, _long_s, _kelvin),
 )
 
 
@@ -246,6 +257,69 @@ def test_what_is_no_container_is_python_s(scene: Scene, data: bytes) -> None:
     assert scene.written == data
     # Without one of the words, it is not looked into.
     assert (who == "python") is any(word in data for word in request.triggers(scene.config) or ())
+
+
+@pytest.mark.parametrize("kind", ["link", "link to a pipe", "link to a device", "pipe", "device"])
+def test_a_config_json_that_is_no_file_is_python_s(scene: Scene, kind: str) -> None:
+    """It is not followed, waited for or replaced."""
+    data = replays.recorded("docker")
+    scene.remember(data)
+    scene.create(data)
+    path, other = scene.bundle / "config.json", scene.bench.path("other/elsewhere")
+    path.unlink()
+    if kind == "link":
+        other.write_bytes(data)
+    elif kind == "link to a pipe":
+        os.mkfifo(other)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        other = Path("/dev/zero")
+    if kind == "device" and os.geteuid() == 0:
+        os.mknod(path, stat.S_IFCHR | 0o666, other.stat().st_rdev)
+    elif kind != "pipe":
+        path.symlink_to(other)
+    before = path.lstat()
+    assert scene.start().who == "python"
+    assert path.lstat() == before
+    assert [entry.name for entry in scene.bundle.iterdir()] == ["config.json"]
+    if kind == "link":
+        assert other.read_bytes() == data
+
+
+def _gone(runtimes: Path) -> None:
+    (runtimes / "runc").unlink()
+
+
+def _a_link(runtimes: Path) -> None:
+    (runtimes / "runc").unlink()
+    (runtimes / "runc").symlink_to("crun")
+
+
+def _no_program(runtimes: Path) -> None:
+    (runtimes / "runc").chmod(0o644)
+
+
+@pytest.mark.parametrize(
+    "change", [_gone, _a_link, _no_program], ids=lambda change: change.__name__.lstrip("_")
+)
+def test_an_answer_for_a_read_only_root_is_for_its_runtime(
+    plain: Scene, change: Callable[[Path], None]
+) -> None:
+    """For some runtimes there is work to be done ahead; another root does not matter."""
+    data = replays.recorded("docker")
+    document = json.loads(data)
+    document["root"]["readonly"] = True
+    read_only = json.dumps(document).encode()
+    for each in (data, read_only):
+        plain.remember(each)
+        assert plain.replays(each)
+    change(plain.bench.path("lowlevel"))
+    assert plain.create(read_only).who == "python"
+    assert plain.written == read_only
+    assert plain.create(data).who in ("lowlevel/runc", "lowlevel/crun")
+    plain.remember(read_only)
+    assert plain.create(read_only).who in ("lowlevel/runc", "lowlevel/crun")
 
 
 def test_mode_and_owner_stay(scene: Scene) -> None:

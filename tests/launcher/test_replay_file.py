@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 from typing import TYPE_CHECKING
@@ -145,6 +146,21 @@ def test_what_cannot_be_believed_is_no_answer(scene: Scene, spoil: Callable[[Pat
     assert not scene.replays(DATA)
 
 
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv is not installed")
+def test_a_file_that_may_not_be_read_is_no_answer(scene: Scene) -> None:
+    """One of root, for an engine without root: it has secrets of containers."""
+    command = [scene.program, "create", "--bundle", str(scene.bundle), "c1"]
+    if os.geteuid() == 0:
+        without = ("--bounding-set", "-dac_override,-dac_read_search")
+        command = [str(shutil.which("setpriv")), *without, *command]
+    for mode, who in ((0o600, "lowlevel/runc"), (0, "python")):
+        scene.file.chmod(mode)
+        (scene.bundle / "config.json").write_bytes(DATA)
+        found = scene.bench.start(command, env=scene.bench.environment())
+        assert found.who == who
+    assert scene.written == DATA
+
+
 def test_the_largest_file_is_read(scene: Scene) -> None:
     """The control for the one that is too large; many other answers are before the last."""
     head, answers = scene.file.read_bytes(), []
@@ -247,6 +263,30 @@ def test_what_cannot_be_written_is_left_to_python(scene: Scene, name: str) -> No
     assert records == {"python.record"}
     assert seen.read_bytes() == data
     assert set((seen.parent / "seen.names").read_text().split()) <= {"config.json", "fill"}
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_a_write_that_fails_at_its_end_is_left_to_python(bench: Bench) -> None:
+    """A file system of another machine may say only at close(2) that it has no room."""
+    scene = Scene.make(bench, "plain")
+    scene.remember(DATA)
+    strace = (str(shutil.which("strace")), "-o", "/dev/null")
+    if subprocess.run([*strace, "/bin/true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("strace may not trace here")
+    trace = (*strace, "-e", "inject=close:error=EIO")
+    command = [scene.program, "create", "--bundle", str(scene.bundle), "c1"]
+    for prefix, who in (((), "lowlevel/runc"), (trace, "python")):
+        scene.create(DATA)
+        (scene.bundle / "config.json").write_bytes(DATA)
+        for old in bench.workshop.root.rglob("*.record"):
+            old.unlink()
+        environment = {"PATH": bench.environment()["PATH"]}
+        subprocess.run(
+            [*prefix, *command], env=environment, capture_output=True, check=False, timeout=30
+        )
+        records = {path.name for path in bench.workshop.root.rglob("*.record")}
+        assert records == {f"{who.rpartition('/')[2]}.record"}
+    assert scene.written == DATA
 
 
 def test_the_shim_writes_what_the_launcher_reads(bench: Bench, real: Path, tmp_path: Path) -> None:

@@ -45,6 +45,8 @@ def start(bench: Bench, name: str, *words: str, build: str = "plain") -> Outcome
         (("hook",), ()),
         (("hook", "hook"), ("hook",)),
         (("--debug", "-q", "hook", "noop"), ("--debug", "-q", "noop")),
+        (("--config", "/x", "hook", "noop"), ("--config", "/x", "noop")),
+        (("-q", "--config=/x", "hook", "noop"), ("-q", "--config=/x", "noop")),
         (("--debug=true", "hook", "--", "x"), ("--debug=true", "--", "x")),
     ],
 )

@@ -54,6 +54,8 @@ def main() -> None:
     work, way, tries = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     root, host = work / "root", work / "outside" / "params"
     ops.PARAMS = str(host)
+    # As the low-level runtimes do.
+    libc.mount(os.fsencode(root), os.fsencode(root), None, MS_BIND, None)
     opened = Root(str(root))
     opened._has_openat2 = way == "OPENAT2"
     before = points()

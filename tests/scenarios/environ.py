@@ -33,7 +33,7 @@ def record_all(top: Path, pristine: Path, spec: str) -> dict[str, dict[str, obje
     built.mkdir(parents=True)
     builder = hostile.Attack(built, pristine)
     hostile.fd_01_what_the_hook_has(builder)
-    launcher = json.loads(hostile.SPEC.read_text())["containerEdits"]["hooks"][0]["path"]
+    launcher = builder.hook()["path"]
     ours = json.loads(spec)["containerEdits"]["hooks"][0]
     hooks = {
         "set": (launcher, ours["args"], ours["env"]),

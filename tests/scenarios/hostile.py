@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import scenario
 
@@ -70,13 +71,25 @@ class Attack:
         return "../" * 24 + str(path).lstrip("/")
 
     def use_hook(self, path: str, args: list[str], env: list[str] | None) -> None:
-        """Have *path* as the hook in place of ours."""
+        """Have *path* as the hook in place of ours.
+
+        Without an *env* it is the engine that has added it, as one that resolves specs by itself:
+        our runtime would give it one.
+        """
         spec = json.loads(SPEC.read_text())
-        hook = {"hookName": "createContainer", "path": path, "args": args}
+        hook: dict[str, object] = {"path": path, "args": args}
         if env is not None:
-            hook["env"] = env  # type: ignore[assignment]
-        spec["containerEdits"]["hooks"] = [hook]
+            hook["env"] = env
+        spec["containerEdits"]["hooks"] = [{"hookName": "createContainer", **hook}] if env else []
         SPEC.write_text(json.dumps(spec))
+        hooks = self.config.setdefault("hooks", {})
+        hooks["createContainer"] = [] if env else [hook]
+
+    def hook(self) -> dict[str, Any]:
+        """Return the hook of the spec or, without one there, of the engine."""
+        hooks = json.loads(SPEC.read_text())["containerEdits"]["hooks"]
+        found: dict[str, Any] = (hooks or self.config["hooks"]["createContainer"])[0]
+        return found
 
     def digest(self) -> dict[str, list[object]]:
         """Return content, mode, times and identity of what is outside the bundle."""
@@ -275,7 +288,7 @@ def fd_01_what_the_hook_has(attack: Attack) -> None:
         *(f'-D{name}="{value}"' for name, value in constants.items()),
         "-o", launcher, scenario.TREE / "gpuruntime" / "launcher" / "launcher.c",
     )  # fmt: skip
-    ours = json.loads(SPEC.read_text())["containerEdits"]["hooks"][0]
+    ours = attack.hook()
     attack.use_hook(str(launcher), ours["args"], ours.get("env"))
 
 
@@ -501,18 +514,18 @@ def main() -> None:
         scenario.generate()
         spec = SPEC.read_text()
         pristine = scenario.make_bundle(top / "pristine", "0")
-        absent = json.loads(spec)
-        for hook in absent["containerEdits"]["hooks"]:
-            del hook["env"]
+        (ours,) = json.loads(spec)["containerEdits"]["hooks"]
         for prepare, control in ATTACKS:
             seen = results[prepare.__name__] = {}
             for variant in ("set", "absent", "control"):
                 if variant == "control" and control is None:
                     continue
-                SPEC.write_text(json.dumps(absent) if variant == "absent" else spec)
+                SPEC.write_text(spec)
                 work = top / f"{prepare.__name__}-{variant}" / "work"
                 work.mkdir(parents=True)
                 attack = Attack(work, pristine)
+                if variant == "absent":
+                    attack.use_hook(ours["path"], ours["args"], None)
                 prepare(attack)
                 if variant == "control" and control is not None:
                     control(attack)

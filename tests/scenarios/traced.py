@@ -36,8 +36,7 @@ os.stat("etc")
 
 def trace_hook(attack: hostile.Attack, log: Path, *options: str) -> None:
     """Put strace in front of the hook that the spec has now."""
-    spec = json.loads(hostile.SPEC.read_text())
-    hook = spec["containerEdits"]["hooks"][0]
+    hook = attack.hook()
     tracer = ["strace", "-f", "-s", "4096", "-o", str(log), "-e", f"trace={TRACE}", *options, "--"]
     attack.use_hook("/usr/bin/strace", [*tracer, hook["path"], *hook["args"][1:]], ["A=b"])
 

@@ -80,10 +80,9 @@ ALLOWED = {
     # By descriptor.
     ("gpuruntime/system/paths.py", "list_names", "os.scandir"),
     ("gpuruntime/system/paths.py", "change_mode", "os.chmod(f'/proc/self/fd/{fd}', mode)"),
-    ("gpuruntime/system/mounts.py", "mount_id", "open"),
+    ("gpuruntime/system/paths.py", "mount_id", "open"),
     ("gpuruntime/system/mounts.py", "_source_of", "open"),
     ("gpuruntime/system/mounts.py", "_listed", "open"),
-    ("gpuruntime/system/mounts.py", "_place_of", "os.readlink(f'/proc/self/fd/{root.fd}')"),
     ("gpuruntime/system/paths.py", "_remove_leftovers", "os.scandir"),
     # The host's ldconfig, in its sandbox: paths of the host, and `.` and `/` on the way into it.
     ("gpuruntime/system/sandbox.py", "_sealed_copy", "os.open(path, os.O_PATH | os.O_CLOEXEC)"),

@@ -23,6 +23,7 @@ OTHERS = {
     "link": "is a link",
     "volume": "is on a mount of the host's",
     "tmpfs of the host": "is on a mount of the host's",
+    "tmpfs beside the root": "is on a mount of the host's",
     "file of the host": "is on a mount of the host's",
 }
 

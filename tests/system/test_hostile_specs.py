@@ -66,8 +66,6 @@ def test_the_shim_refuses_it(host: ShimHost, program: str, env: object, stage: s
         {"path": OLD[0], "env": ["NVIDIA_CTK_DEBUG=false"]},
         # On the host's side, with the environment of the engine.
         {"path": OLD[0], "hookName": "createRuntime", "env": None},
-        # The launcher drops all variables, whoever gave them.
-        {"env": None},
     ],
 )
 def test_control_the_same_spec_without_that_weakness(
@@ -77,6 +75,18 @@ def test_control_the_same_spec_without_that_weakness(
     spoil(host, **members)
     (hook,) = host.create(ASKS).config["hooks"][members.get("hookName", "createContainer")]
     assert hook.get("env") == members["env"]
+
+
+@pytest.mark.parametrize("env", [None, []])
+@pytest.mark.parametrize("path", [None, "/usr/bin/python3", "/usr/bin/vendor-hook"])
+def test_a_hook_of_others_is_given_an_environment(
+    host: ShimHost, path: str | None, env: object
+) -> None:
+    """And one of ours, whose launcher would drop the variables all the same."""
+    spoil(host, env=env, **({"path": path, "args": [path]} if path else {}))
+    (hook,) = host.create(ASKS).config["hooks"]["createContainer"]
+    assert [entry.partition("=")[0] for entry in hook["env"]] == ["PATH"]
+    assert path in (None, hook["path"])
 
 
 def test_the_refresh_writes_it_anew(host: ShimHost) -> None:

@@ -116,7 +116,7 @@ def test_what_is_there_is_given_all_the_same(found: Found) -> None:
     ("case", "why"),
     [
         ("requirement", "requirements not met"),
-        ("malformed", "NO_EQUALS_SIGN"),
+        ("malformed", "invalid environment variable: process.env["),
         ("management", "for privileged containers"),
     ],
 )

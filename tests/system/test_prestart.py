@@ -181,6 +181,7 @@ def test_a_link_at_a_library_stays_inside(found: dict[str, Any]) -> None:
     ("name", "why"),
     [
         ("dangling_link", "No such file or directory"),
+        ("link_to_a_new_file", "No such file or directory"),
         ("looping_link", "Too many levels of symbolic links"),
         ("directory_at_a_library", "Is a directory"),
     ],

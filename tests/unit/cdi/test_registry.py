@@ -180,6 +180,159 @@ def test_ownership_and_links(specs: Path, tmp_path: Path) -> None:
     assert "example.com/linked=good" in load(specs).devices
 
 
+def categories(known: registry.Registry) -> list[str]:
+    """Return the categories of all errors."""
+    return [error.category for errors in known.errors.values() for error in errors]
+
+
+def give_away(path: Path) -> Path:
+    """Make *path* itself a user's."""
+    os.chown(path, 65534, 65534, follow_symlinks=False)
+    return path
+
+
+def made_directory(path: Path, mode: int = 0o755) -> Path:
+    """Make a directory of exactly that mode."""
+    path.mkdir()
+    path.chmod(mode)
+    return path
+
+
+def linked(path: Path, target: Path | str) -> Path:
+    """Make a link."""
+    path.symlink_to(target)
+    return path
+
+
+def way(name: str, specs: Path, place: Path) -> Path:
+    """Return a path that leads to the directory *specs* in a way that somebody else could change.
+
+    The names of what leads there begin in *place*, which is root's alone.
+    """
+    theirs = made_directory(place / "theirs")
+    if name == "user's link in user's directory":
+        found = give_away(linked(theirs / "cdi", specs))
+        give_away(theirs)
+    elif name == "user's link in root's directory":
+        found = give_away(linked(theirs / "cdi", specs))
+    elif name == "user's link in a sticky directory":
+        found = give_away(linked(theirs / "cdi", specs))
+        theirs.chmod(0o1777)
+    elif name == "root's link in user's directory":
+        found = linked(theirs / "cdi", specs)
+        give_away(theirs)
+    elif name == "root's link to user's link":
+        found = linked(place / "way", give_away(linked(theirs / "cdi", specs)))
+        give_away(theirs)
+    elif name == "root's relative link through user's link":
+        give_away(linked(theirs / "up", place))
+        found = linked(place / "way", f"theirs/up/{specs.name}")
+    elif name == "root's link out of user's directory":
+        found = linked(place / "way", linked(theirs / "cdi", specs))
+        theirs.chmod(0o777)
+    else:
+        parent = made_directory(theirs / "parent")
+        inner = made_directory(parent / "cdi")
+        other_spec(inner, "a.json", "example.com/card")
+        who = parent if "parent" in name.split() else theirs
+        if "user's" in name:
+            give_away(who)
+        else:
+            who.chmod(0o775)
+        found = linked(place / "way", inner) if "link to" in name else inner
+    return found
+
+
+WAYS = [
+    "user's link in user's directory",
+    "user's link in root's directory",
+    "user's link in a sticky directory",
+    "root's link in user's directory",
+    "root's link to user's link",
+    "root's relative link through user's link",
+    "root's link out of user's directory",
+    *(
+        f"{kind} {owner} {above}"
+        for kind in ("directory below", "link to directory below")
+        for owner in ("user's", "writable")
+        for above in ("parent", "grandparent")
+    ),
+]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+@pytest.mark.parametrize("name", WAYS)
+def test_a_directory_that_others_may_lead_elsewhere_is_not_read(
+    specs: Path, tmp_path: Path, name: str
+) -> None:
+    """CDI-01: they would choose which of root's directories has the specs."""
+    path = way(name, specs, tmp_path)
+    known = load(path)
+    assert known.devices == []
+    assert categories(known) == ["untrusted"]
+    assert list(known.errors) == [str(path)]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+@pytest.mark.parametrize("name", [name for name in WAYS if "link" in name])
+def test_a_file_that_others_may_lead_elsewhere_is_not_read(
+    specs: Path, tmp_path: Path, name: str
+) -> None:
+    """CDI-02: a link to one is as trusted as all that leads there."""
+    path = way(name, specs, tmp_path)
+    outer = made_directory(tmp_path / "outer")
+    file = f"{path}/{'m-good' if path.resolve() == specs else 'a'}.json"
+    linked(outer / "linked.json", file)
+    known = load(outer)
+    assert known.devices == []
+    assert categories(known) == ["untrusted"]
+
+
+@pytest.mark.parametrize("kind", ["plain", "link", "chain", "relative", "sticky", "dots"])
+def test_the_ways_that_root_made_are_followed(specs: Path, tmp_path: Path, kind: str) -> None:
+    """As /var/run leads to /run, and the store of a system to its files."""
+    store = made_directory(tmp_path / "store")
+    made_directory(tmp_path / "var")
+    # A sticky directory that a group writes to, as the store of Nix is.
+    mode = 0o1775 if kind == "sticky" else 0o755
+    inner = made_directory(made_directory(store / "x", mode) / "cdi")
+    other_spec(inner, "a.json", "example.com/stored")
+    path = {
+        "plain": inner,
+        "link": linked(tmp_path / "one", inner),
+        "chain": linked(tmp_path / "two", linked(tmp_path / "var" / "again", tmp_path / "one")),
+        "relative": linked(tmp_path / "var" / "run", "../store") / "x" / "cdi",
+        "sticky": inner,
+        "dots": linked(tmp_path / "var" / "dots", "..//./store/x/../x/cdi/"),
+    }[kind]
+    linked(specs / "z.json", path / "a.json")
+    for known, devices in (
+        (load(path), ["example.com/stored=good"]),
+        (load(specs), ["example.com/card=good", "example.com/stored=good"]),
+    ):
+        assert known.errors == {}
+        assert known.devices == devices
+
+
+def test_a_way_that_never_ends_is_an_error(tmp_path: Path) -> None:
+    """Forty links are what the kernel follows."""
+    tmp_path.chmod(0o755)
+    linked(tmp_path / "loop", "loop")
+    linked(tmp_path / "a", "b/x")
+    linked(tmp_path / "b", "a/x")
+    known = load(tmp_path / "loop", tmp_path / "a" / "cdi")
+    assert categories(known) == ["syntax", "syntax"]
+    assert "symbolic links" in str(known.errors[str(tmp_path / "loop")][0])
+
+
+def test_a_missing_directory_is_no_error_whoever_may_make_it(tmp_path: Path) -> None:
+    """When it is there it is looked at."""
+    theirs = made_directory(tmp_path / "theirs", 0o777)
+    assert load(theirs / "cdi", theirs / "more" / "cdi").errors == {}
+    other_spec(made_directory(theirs / "cdi"), "a.json", "example.com/late")
+    assert categories(load(theirs / "cdi")) == ["untrusted"]
+
+
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let time stamps be old enough to be relied on."""

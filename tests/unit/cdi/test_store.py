@@ -188,6 +188,18 @@ def test_the_same_again_touches_nothing(folder: Path) -> None:
     assert mode(path) == 0o644
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_the_same_file_of_another_user_is_replaced(folder: Path) -> None:
+    """CDI-02: no consumer uses it, and whoever has it may change it."""
+    path = folder / "a.yaml"
+    save(path, NEW)
+    os.chown(path, 1234, 0)
+    before = path.stat().st_ino
+    assert save(path, NEW)
+    assert (path.stat().st_uid, path.stat().st_ino != before) == (0, True)
+    assert (path.read_text(), mode(path)) == (NEW, 0o644)
+
+
 @pytest.mark.parametrize("kind", ["link", "hard link", "fifo"])
 @pytest.mark.parametrize("replace", [True, False])
 def test_what_is_planted_as_the_target_is_never_written_to(
@@ -431,6 +443,29 @@ def test_a_call_that_fails_leaves_the_old_spec(folder: Path, code: int, *, repla
         scene.check_next_run()
     assert is_done
     assert number >= 20 if replace else number >= 15
+
+
+@pytest.mark.parametrize("replace", [True, False])
+def test_the_text_is_on_the_disk_before_the_name_is(folder: Path, *, replace: bool) -> None:
+    """CDI-08: after a power cut the name has all of one spec, and what was said to be done is."""
+    scene = Scene(folder, replace=replace)
+    done: list[str] = []
+
+    def around(name: str, call: Callable[[], Any], arguments: tuple[Any, ...]) -> Any:
+        if name in ("write", "fchmod", "fsync"):
+            status = os.fstat(arguments[0])
+            what = "directory" if stat.S_ISDIR(status.st_mode) else f"{status.st_size} bytes"
+            # A write is of what is there before it; fchmod is also for directories that are made.
+            done.append(f"{name} {what}")
+        elif name in ("rename", "link"):
+            done.append(name)
+        return call()
+
+    assert scene.run(around)
+    name = "rename" if replace else "link"
+    synced = f"fsync {len(NEW)} bytes"
+    expected = ["write 0 bytes", f"fchmod {len(NEW)} bytes", synced, name, "fsync directory"]
+    assert [call for call in done if call != "fchmod directory"] == expected
 
 
 @pytest.mark.parametrize("is_late", [False, True])

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from cdi import edits
 from gpuruntime.errors import BundleError
-from gpuruntime.oci.bundle import MAX_CONFIG_BYTES, MAX_DEPTH, Bundle
+from gpuruntime.oci.bundle import MAX_CONFIG_BYTES, MAX_DEPTH, MAX_VALUES, Bundle
 
 BIG = 2**63 + 12345678901234567890
 
@@ -187,6 +187,26 @@ def test_depth_is_limited(tmp_path: Path) -> None:
         deep = [deep]
     assert doubt(tmp_path, {"a": deep}) is None
     assert "nested deeper" in (doubt(tmp_path, {"a": [deep]}) or "")
+
+
+@pytest.mark.parametrize("item", ["{}", "[]", "0", '"aaaa="', '{"":0}'])
+def test_very_many_values_are_a_doubt_at_once(tmp_path: Path, item: str) -> None:
+    """JSON-03: each takes far more memory than text; nothing of such a document is read."""
+    items = [item] * min(5_000_000, MAX_CONFIG_BYTES // (len(item) + 1) - 9)
+    put(tmp_path, f'{{"process":{{"env":[{",".join(items)}]}}}}')
+    bundle = Bundle(str(tmp_path))
+    start = time.process_time()
+    assert bundle.parse() == ({}, f"more than {MAX_VALUES} values")
+    assert time.process_time() - start < 0.5
+
+
+def test_as_many_values_as_anybody_needs_are_none(tmp_path: Path) -> None:
+    """ENV-13: a hundred thousand variables, and commas within them."""
+    env = [f"V{i}=a,b" for i in range(100_000)]
+    put(tmp_path, {"process": {"env": env}})
+    document, why = Bundle(str(tmp_path)).parse()
+    assert why is None
+    assert document["process"]["env"] == env
 
 
 def test_a_huge_file_is_refused_without_reading_it_all(tmp_path: Path) -> None:

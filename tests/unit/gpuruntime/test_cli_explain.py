@@ -242,7 +242,7 @@ def test_a_config_file_that_cannot_be_used(place: Path) -> None:
         (b'{"process": {"env": "NVIDIA_"}}', "not a list of strings"),
         (b'{"process": {"env": ["NVIDIA_A=\xff"]}}', "no UTF-8"),
         (b'{"process": {"env": ["NVIDIA_A=b"], "env": []}}', "there twice"),
-        (oci(f"{VISIBLE}=0", "WHAT"), 'invalid environment variable: "WHAT"'),
+        (oci(f"{VISIBLE}=0", "WHAT"), "invalid environment variable: process.env[1], of 4"),
         (oci(f"{VISIBLE}=\x1b[31m\n"), "defines"),
         (oci(f"{VISIBLE}={'0,' * 70_000}"), "characters"),
         (oci(f"{VISIBLE}=0", "X=\ud800"), "a lone surrogate"),

@@ -333,6 +333,36 @@ def test_time_01_a_directory_of_too_many_names(
     assert "over 5 names" in image.warnings[0]
 
 
+def test_time_01_no_more_libraries_are_read_than_cuda_has(
+    image: Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is opened and read: an image could have as many as there are names."""
+    directory = image.path("/usr/local/cuda/compat")
+    directory.mkdir()
+    (directory / NAME).write_bytes(noted.library())
+    for number in range(compat.MAX_LIBRARIES):
+        (directory / f"libd{number:03}.so.1").write_bytes(TINY)
+    # Behind all that count.
+    (directory / "libz.so").symlink_to("libd000.so.1")
+    real = compat._read_library
+    read = []
+
+    def look(dirfd: int, name: str) -> tuple[str, int]:
+        read.append(name)
+        return real(dirfd, name)
+
+    monkeypatch.setattr(compat, "_read_library", look)
+    apply = CudaCompat(OLDER).apply
+    entries = apply(image.opened, image.warnings.append)
+    assert read == [NAME, *(f"libd{number:03}.so.1" for number in range(99))]
+    assert len(entries) <= compat.MAX_LIBRARIES == 100
+    assert "libz.so" not in {entry.soname for entry in entries}
+    # The control: among those that count, it is entered.
+    (directory / "liba.so").symlink_to("libd000.so.1")
+    entries = apply(image.opened, image.warnings.append)
+    assert "liba.so" in {entry.soname for entry in entries}
+
+
 def found_by_loader(image: Image) -> dict[str, str]:
     """Return the first entry of each name in the cache: the one that counts."""
     found: dict[str, str] = {}

@@ -277,3 +277,32 @@ def test_names_of_conf_files_are_read_before_ours(image: Image) -> None:
     image.path("/etc/ld.so.conf.d/00-b.conf", "/opt/c")
     image.path(f"/etc/ld.so.conf.d/{drop_in.COMPAT}", "/opt/d\n")
     assert drop_in.listed_before(image.opened) == ["/opt/a", "/opt/b", "/opt/c"]
+
+
+def test_time_01_no_more_conf_files_are_read_than_images_have(
+    image: Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each may have 64 KiB; those that its ldconfig scans first count."""
+    for number in range(40):
+        image.path(f"/etc/ld.so.conf.d/00-{number:02}.conf", f"/opt/{number}\n")
+    real = drop_in.file_content
+    read = []
+
+    def look(dirfd: int, name: str, max_bytes: int) -> bytes | None:
+        read.append(name)
+        assert max_bytes <= 64 << 10
+        return real(dirfd, name, max_bytes)
+
+    monkeypatch.setattr(drop_in, "file_content", look)
+    assert drop_in.listed_before(image.opened) == [f"/opt/{number}" for number in range(16)]
+    assert read == [f"00-{number:02}.conf" for number in range(16)]
+
+
+@pytest.mark.parametrize(("bytes_more", "expected"), [(0, ["/opt/a"]), (1, [])])
+def test_time_01_a_conf_file_that_is_too_large_lists_nothing(
+    image: Image, bytes_more: int, expected: list[str]
+) -> None:
+    """It is not read to its end."""
+    text = "/opt/a\n".ljust((64 << 10) + bytes_more, "\n")
+    image.path("/etc/ld.so.conf.d/00-a.conf", text)
+    assert drop_in.listed_before(image.opened) == expected

@@ -98,6 +98,31 @@ def test_a_log_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "target").read_text() == ""
 
 
+@pytest.mark.parametrize("which", ["engine", "debug"])
+def test_a_file_with_another_name_is_not_written_to(tmp_path: Path, which: str) -> None:
+    """LOG-02: who may make names in its directory would choose what root appends to."""
+    victim, path = tmp_path / "victim", tmp_path / "log"
+    victim.write_text("old\n")
+    os.link(victim, path)
+    log = Log(str(path) if which == "engine" else None, json_format=True)
+    log.debug_file = str(path)
+    log.record("error", "x")
+    assert victim.read_text() == "old\n"
+    victim.unlink()
+    log.record("error", "x")
+    assert '"msg":"x"' in path.read_text().replace(" ", "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_file_of_another_user_is_not_written_to(tmp_path: Path) -> None:
+    """LOG-02: nobody but root and we ourselves could have made the log."""
+    path = tmp_path / "log"
+    path.touch()
+    os.chown(path, 12345, 0)
+    Log(str(path), json_format=True).record("error", "x")
+    assert path.read_text() == ""
+
+
 def test_an_error_goes_to_stderr_too(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A person who runs it by hand has no log file."""
     log = Log(str(tmp_path / "log"), json_format=True)

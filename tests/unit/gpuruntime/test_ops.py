@@ -6,6 +6,7 @@ LINK-01 to LINK-13 of the attack catalogue without a container; tests/system has
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -296,6 +297,48 @@ def test_link_07_an_image_without_the_drivers_proc_needs_no_mask(
     image.execute(MaskParams())
     assert image.others() == before
     assert os.listdir(image.root) == ["etc"]
+
+
+CODES = sorted(errno.errorcode)
+
+
+@pytest.mark.parametrize("step", ["host", "container"])
+def test_link_13_a_mask_that_cannot_be_mounted_is_refused(
+    image: Image, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the kernel answers: the container's libraries would make nodes of other GPUs."""
+    code = 0
+
+    def fail(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    if step == "host":
+        monkeypatch.setattr(ops, "_masked_params", fail)
+    else:
+        monkeypatch.setattr(ops, "_masked_params", lambda: b"ModifyDeviceFiles: 0\n")
+        monkeypatch.setattr(ops.mounts, "cover", fail)
+    for code in CODES:
+        with pytest.raises(MountError, match="cannot mask") as caught:
+            image.execute(MaskParams())
+        assert os.strerror(code) in caught.value.message
+    assert image.warnings == []
+
+
+def test_link_13_a_link_that_cannot_be_made_is_refused(
+    image: Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the kernel answers, but that somebody has mounted what is to be there."""
+    code = 0
+
+    def fail(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(ops, "replace_link", fail)
+    for code in CODES:
+        if code != errno.EBUSY:
+            with pytest.raises(MountError, match="cannot link"):
+                image.execute(LINK)
+    assert image.warnings == []
 
 
 PROFILE = f"{ops.PROFILES}/{ops.PROFILE}"

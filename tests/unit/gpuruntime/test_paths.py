@@ -285,3 +285,29 @@ def test_race_08_eagain_is_tried_again_but_not_for_ever(
     )  # fmt: skip
     assert done.stdout.strip() == result
     assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("has_openat2", [True, False])
+def test_a_path_of_many_parts_is_made(tmp_path: Path, *, has_openat2: bool) -> None:
+    """One by one: there is no depth that Python could not follow."""
+    root = Root(str(tmp_path))
+    root._has_openat2 = has_openat2
+    path = "/a" * 600
+    os.close(root.open_directory(path, create=True))
+    os.close(root.open_directory(path))
+    (tmp_path / "link").symlink_to("a/a")
+    os.close(root.open_directory("/link/b/c", create=True))
+    assert (tmp_path / "a/a/b/c").is_dir()
+    with pytest.raises(OSError, match="Invalid argument"):
+        root.open_directory("/missing/../x", create=True)
+    assert not (tmp_path / "x").exists()
+
+
+def test_link_10_a_file_of_the_kernel_s_is_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says that it has nothing, and may act when it is read, as /proc/kmsg does."""
+    monkeypatch.setattr(paths, "reopen", lambda *_: pytest.fail("opened"))
+    fd = os.open("/proc/self/status", os.O_PATH)
+    try:
+        assert paths.read_regular(fd, "x", 100) == b""
+    finally:
+        os.close(fd)

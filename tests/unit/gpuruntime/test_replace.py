@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuruntime.system import paths
 from gpuruntime.system.paths import replace_file, replace_link
 
 LONG = "x" * 255
@@ -171,6 +172,61 @@ def test_link_04_a_name_that_somebody_guessed(
     assert victim.read_text() == "must stay"
     assert content(tmp_path / "x") == "ours"
     assert guessed[0].is_symlink()
+
+
+@PUTS
+@pytest.mark.parametrize("kind", ["file", "link", "hard link", "directory"])
+@pytest.mark.parametrize("times", [1, 10**6])
+def test_race_04_what_somebody_put_in_the_place_of_ours_is_not_published(
+    put: Callable[[int, str], None],
+    dirfd: int,
+    tmp_path: Path,
+    kind: str,
+    times: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between the moment that ours is made and the one that it is renamed; once, or always.
+
+    The container would load what the file of somebody else names.
+    """
+    others = tmp_path / "others"
+    others.mkdir()
+    victim = others / "victim"
+    victim.write_text("must stay")
+    exchanged = []
+    real = paths._identity
+
+    def exchange(status: os.stat_result) -> tuple[int, int]:
+        """Exchange ours when it has just been made, by what has another number."""
+        found = real(status)
+        names = [path for path in tmp_path.iterdir() if path.name.startswith(".gpuruntime.")]
+        if len(exchanged) < times and names and real(names[0].lstat()) == found:
+            his = others / f"{len(exchanged)}"
+            if kind == "file":
+                his.write_text("his")
+            elif kind == "link":
+                his.symlink_to(victim)
+            elif kind == "hard link":
+                os.link(victim, his)
+            else:
+                his.mkdir()
+                names[0].unlink()
+            os.rename(his, names[0])
+            exchanged.append(names[0])
+        return found
+
+    monkeypatch.setattr(paths, "_identity", exchange)
+    try:
+        put(dirfd, "x")
+    except OSError:
+        assert times > 1 or kind == "directory"
+    assert exchanged
+    assert victim.read_text() == "must stay"
+    if os.path.lexists(tmp_path / "x"):
+        assert content(tmp_path / "x") == "ours"
+        assert (tmp_path / "x").lstat().st_nlink == 1
+    else:
+        assert times > 1 or kind == "directory"
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "fifo", "directory"])

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from cdi import strictjson
 from gpuruntime import replay, shim
 from gpuruntime.config import Config
 from gpuruntime.log import Log
@@ -25,8 +29,23 @@ EDITS: dict[str, dict[str, Any]] = {
     "0": {"env": ["GPU=0"], "mounts": [{"hostPath": "/etc/hosts", "containerPath": "/a"}]},
     "odd": {"mounts": [{"hostPath": "/etc/hosts", "containerPath": "/a//b"}]},
     "deep": {"mounts": [{"hostPath": "/etc/hosts", "containerPath": "/a" * 64}]},
+    "bare": {"hooks": [{"hookName": "createContainer", "path": "/usr/bin/vendor-hook"}]},
     "net": {"netDevices": [{"hostInterfaceName": "e0", "name": "e1"}]},
     "rdt": {"intelRdt": {"closID": "x"}},
+    # A minor that is 0 may be left out.
+    "short": {
+        "deviceNodes": [{"path": "/dev/x", "hostPath": "/dev/null", "type": "c", "major": 1}]
+    },
+    "hook": {
+        "hooks": [
+            {
+                "hookName": "createContainer",
+                "path": "/bin/true",
+                "args": ["true", "update-container"],
+                "env": ["A=b"],
+            }
+        ]
+    },
 }
 Document = dict[str, Any]
 
@@ -110,6 +129,73 @@ def test_an_answer_is_kept_and_replaced(tmp_path: Path, specs: Path) -> None:
     assert len(kept(tmp_path, specs, free)) == 2
 
 
+def test_secrets_are_for_nobody_else(tmp_path: Path, specs: Path) -> None:
+    """A variable or a mount that has a word may be one; in the other files there is none."""
+    document = asking()
+    document["process"]["env"] += ["NVIDIA_API_KEY=SECRET1", "AUTH=nvcr.nvidia.com/:SECRET2"]
+    document["mounts"] = [{"destination": "/data", "source": "/srv/nvidia.com/SECRET3"}]
+    (found,) = kept(tmp_path, specs, document)
+    assert all(b"SECRET%d" % number in found for number in (1, 2, 3))
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.glob("r*")}
+    assert modes == {"ready.json": 0o644, replay.NAME: 0o600}
+    assert b"SECRET" not in (tmp_path / "ready.json").read_bytes()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_another_user_cannot_read_them(tmp_path: Path, specs: Path) -> None:
+    """What is there for everyone is the control."""
+    kept(tmp_path, specs, asking())
+    readers = {
+        name: subprocess.run(
+            ["/bin/cat", name], cwd=tmp_path, user=65534, group=65534, extra_groups=(),
+            capture_output=True, check=False,
+        ).returncode
+        for name in ("ready.json", replay.NAME)
+    }  # fmt: skip
+    assert readers == {"ready.json": 0, replay.NAME: 1}
+
+
+@pytest.mark.parametrize("cgroups", ["/x", "system.slice:docker:x"])
+def test_a_node_without_a_minor_has_0(tmp_path: Path, specs: Path, cgroups: str) -> None:
+    """Who writes specs in Go leaves it out; for a cgroup of systemd's a warning has it."""
+    document = asking("short")
+    document["linux"]["cgroupsPath"] = cgroups
+    assert len(kept(tmp_path, specs, document)) == (0 if ":" in cgroups else 1)
+    given = json.loads((tmp_path / "bundle" / "config.json").read_bytes())
+    assert given["linux"]["devices"][0]["path"] == "/dev/x"
+
+
+@pytest.mark.parametrize(("name", "count"), [("runc", 1), ("crun", 0)])
+@pytest.mark.parametrize("device", ["hook", "0"])
+def test_a_read_only_root_has_its_runtime(
+    tmp_path: Path, specs: Path, device: str, name: str, count: int
+) -> None:
+    """With it go the places before it; what is done ahead of it the launcher would not do."""
+    runtime = tmp_path / name
+    runtime.write_text("#!/bin/sh\n")
+    runtime.chmod(0o755)
+    values = {f"{RUNTIME}.runtimes": [f"{tmp_path}/none", str(runtime)]}
+    document = asking(device)
+    document["root"] = {"readonly": True}
+    found = kept(tmp_path, specs, document, values)
+    assert len(found) == (count if device == "hook" else 1)
+    for record in found:
+        fields = replay.fields(replay.fields(record)[1])
+        asked = dict(zip(fields[1::3], zip(fields[::3], fields[2::3], strict=True), strict=True))
+        assert asked[os.fsencode(f"{tmp_path}/none")] == (b"identity", b"-")
+        assert asked[os.fsencode(runtime)][1].split()[1] == b"%d" % runtime.stat().st_ino
+
+
+@pytest.mark.catalogue("ENV-12")
+def test_a_hook_without_env_is_given_one_again(tmp_path: Path, specs: Path) -> None:
+    """The launcher adds the same bytes as the shim, and so no variable of the image."""
+    (found,) = kept(tmp_path, specs, asking("bare"))
+    hooks = json.loads((tmp_path / "bundle" / "config.json").read_bytes())["hooks"]
+    (hook,) = hooks["createContainer"]
+    assert hook["env"]
+    assert strictjson.dumps(hook, ascii_only=False).encode() in found
+
+
 def test_those_of_another_config_are_dropped(tmp_path: Path, specs: Path) -> None:
     """Or of another launcher: what is in the head is for all of them."""
     assert len(kept(tmp_path, specs, asking())) == 1
@@ -129,6 +215,24 @@ def test_they_have_a_limit(tmp_path: Path, specs: Path) -> None:
     assert (tmp_path / replay.NAME).stat().st_size <= replay.MAX_BYTES
     document["process"]["user"] = {"uid": 99, "x": "y" * replay.MAX_BYTES}
     assert kept(tmp_path, specs, document) == found
+
+
+@pytest.mark.parametrize("member", ["env", "user"])
+def test_no_container_drives_out_the_others(tmp_path: Path, specs: Path, member: str) -> None:
+    """However much it says that has a word in it."""
+    found = kept(tmp_path, specs, asking())
+    document = asking()
+    document["process"]["env"].append("NVIDIA_Q=")
+    document["process"]["user"]["x"] = ""
+    for length, count in ((replay.MAX_CONDITION_BYTES // 2, 2), (replay.MAX_BYTES - 3000, 2)):
+        text = "y" * length
+        if member == "env":
+            document["process"]["env"][-1] = f"NVIDIA_Q={text}"
+        else:
+            document["process"]["user"]["x"] = text
+        now = kept(tmp_path, specs, document)
+        assert len(now) == count
+        assert now[0] == found[0]
 
 
 @pytest.mark.parametrize(

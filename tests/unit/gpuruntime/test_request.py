@@ -149,6 +149,15 @@ def test_none_of_the_machine_s_devices_needs_no_spec() -> None:
     assert found.is_automatic
 
 
+def test_an_entry_that_is_no_variable_is_not_shown() -> None:
+    """LOG-03: it may be the second line of a secret."""
+    with pytest.raises(RequestError) as caught:
+        asked("NVIDIA_VISIBLE_DEVICES=0", "KEY=first line", "s3cr3t-second-line", "")
+    text = caught.value.lines()
+    assert "s3cr3t" not in text
+    assert "process.env[2], of 18 characters" in text
+
+
 def test_an_endless_value_is_refused() -> None:
     """A mebibyte of names is an attack or a mistake, and must not cost a start."""
     assert asked(f"NVIDIA_VISIBLE_DEVICES={'x' * MAX_VALUE_CHARS}") != NOTHING

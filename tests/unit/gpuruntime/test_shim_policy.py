@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from gpuruntime import shim
+from gpuruntime import config as settings
+from gpuruntime import replay, shim
 from gpuruntime.config import Config
-from gpuruntime.errors import UnresolvedDeviceError
+from gpuruntime.errors import BundleError, UnresolvedDeviceError
 from gpuruntime.log import Log
-from gpuruntime.oci import argv
+from gpuruntime.oci import argv, lowlevel
 from gpuruntime.ready import Ready
 
 SPEC = {
@@ -111,3 +112,84 @@ def test_the_ways_to_ask(
 ) -> None:
     """Through config.json, as the low-level runtime will read it."""
     assert created(tmp_path, document, **values)[0] == expected
+
+
+def test_what_cannot_be_kept_for_the_launcher_stops_no_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is prepared by then; of what went wrong there is a record for who looks for it."""
+    specs = tmp_path / "cdi"
+    specs.mkdir(mode=0o755)
+    (specs / "nvidia.json").write_text(json.dumps(SPEC))
+    bundle, log = tmp_path / "config.json", tmp_path / "log"
+    bundle.write_text(json.dumps(asking("NVIDIA_VISIBLE_DEVICES=0")))
+    runtime = "nvidia-container-runtime"
+    config = Config(
+        {
+            f"{runtime}.mode": "cdi",
+            f"{runtime}.modes.cdi.spec-dirs": [str(specs)],
+            f"{runtime}.log-level": "debug",
+        },
+        None,
+    )
+    executed = []
+
+    def fail(*_: object) -> None:
+        raise KeyError("SECRET")
+
+    def execute(*call: object) -> None:
+        executed.append(call)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(settings, "load", lambda *_: config)
+    monkeypatch.setattr(settings, "RUN_DIRECTORY", str(tmp_path / "run"))
+    monkeypatch.setattr(shim, "Ready", lambda: Ready(str(tmp_path / "run")))
+    monkeypatch.setattr(shim, "_restore", lambda _: None)
+    monkeypatch.setattr(lowlevel, "find", lambda *_: "/usr/bin/runc")
+    monkeypatch.setattr(lowlevel, "execute", execute)
+    monkeypatch.setattr(replay, "keep", fail)
+    arguments = ["--log", str(log), "create", "--bundle", str(tmp_path), "c1"]
+    monkeypatch.setattr(sys, "argv", ["-c", "4", "1:2", "gpu-container-runtime", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        shim.main(sys.executable)
+    assert ended.value.code == 0
+    assert executed == [("/usr/bin/runc", arguments)]
+    assert "GPU_0=1" in bundle.read_text()
+    text = log.read_text()
+    assert "level=error" not in text
+    assert "nothing is kept for the launcher: KeyError" in text
+    assert "SECRET" not in text
+
+
+# What others may read, though we do not.
+LARGE = {
+    "digits": b"9" * 5000,
+    "depth": b"[" * 5000 + b"]" * 5000,
+}
+
+
+def given(place: Path, data: bytes) -> bytes | None:
+    """Return what the shim says of a create of *data*, which it leaves as it is."""
+    (place / "config.json").write_bytes(data)
+    command = argv.parse(["create", "--bundle", str(place), "id"])
+    config, log = Config({}, None), Log(None, json_format=False)
+    host = shim.ShimHost(config, sys.executable, "gpu-container-runtime", log, Ready(str(place)))
+    try:
+        return shim.inject(command, config, host, log, "/usr/bin/runc")
+    finally:
+        assert (place / "config.json").read_bytes() == data
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_what_asks_for_nothing_is_not_refused_for_being_large(tmp_path: Path, name: str) -> None:
+    """It is the low-level runtime's; what asks is read to the end."""
+    assert given(tmp_path, b'{"x":%s}' % LARGE[name]) is None
+    with pytest.raises(BundleError):
+        given(tmp_path, b'{"NVIDIA_":%s}' % LARGE[name])
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b'{"a":1,}', b"{} x"])
+def test_what_is_no_json_is_refused_whatever_it_asks_for(tmp_path: Path, data: bytes) -> None:
+    """With the place where it is none."""
+    with pytest.raises(BundleError, match="line 1 column"):
+        given(tmp_path, data)

@@ -116,6 +116,52 @@ def test_where_the_module_says_nothing_only_files_count(
         stale.check(edits(*paths), str(module))
 
 
+CTK, HOOK = "nvidia-ctk", "nvidia-cdi-hook"
+TOOLKIT = "/usr/local/nvidia/toolkit"
+
+
+def hooked(path: str, *args: str, stage: str = "createContainer", **members: Any) -> Any:
+    """Return edits with a hook."""
+    return {"hooks": [{"hookName": stage, "path": path, "args": list(args), **members}]}
+
+
+@pytest.mark.parametrize("members", [{}, {"env": []}])
+@pytest.mark.parametrize("stage", ["createContainer", "startContainer"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        (f"/usr/bin/{HOOK}",),
+        (f"/usr/bin/{CTK}", CTK, "hook"),
+        (f"{TOOLKIT}/{HOOK}.real", f"{HOOK}.real", "update-ldcache"),
+        (f"{TOOLKIT}/{CTK}.real",),
+        ("/usr/bin/env", f"/usr/bin/{CTK}", "hook"),
+        ("/opt/renamed", f"{HOOK}.real"),
+    ],
+)
+def test_a_hook_of_the_incumbent_s_without_env_is_stale(
+    module: Path, words: tuple[str, ...], stage: str, members: dict[str, Any]
+) -> None:
+    """ENV-12: whatever its program is called where it was installed."""
+    with pytest.raises(SpecError, match=f'its hook "{words[0]}" has no env'):
+        stale.check(hooked(*words, stage=stage, **members), str(module))
+    stale.check(hooked(*words, stage=stage, env=["A=b"]), str(module))
+    stale.check(hooked(*words, stage="createRuntime", **members), str(module))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("/usr/bin/gpu-cdi-hook", "gpu-cdi-hook", "create-symlinks", CTK),
+        ("/usr/bin/vendor-hook",),
+        (f"/usr/bin/{HOOK}.real.old",),
+        (f"/usr/bin/{CTK}/x", "x"),
+    ],
+)
+def test_other_hooks_are_not_stale(module: Path, words: tuple[str, ...]) -> None:
+    """They are given an environment instead."""
+    stale.check(hooked(*words), str(module))
+
+
 def test_edits_without_mounts_are_never_stale(module: Path) -> None:
     """Such as those of a spec of features."""
     stale.check({}, str(module))

@@ -131,6 +131,10 @@ def test_an_error_is_one_with_the_call(tmp_path: Path) -> None:
     """Whichever call it is: none goes on as if it had been done."""
     for name in CALLS:
         ended = injected(tmp_path, "ours", name, "EPERM", "1+")
+        if name == "close_range":
+            # There is another way.
+            assert set(ended.values()) == {"done"}
+            continue
         maker = {"fsconfig": "fsopen", "fsmount": "fsopen"}.get(name, name)
         assert ended[maker].startswith(f"{name}("), (name, ended)
         assert ended[maker].endswith(": Operation not permitted")

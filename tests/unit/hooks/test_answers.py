@@ -59,6 +59,49 @@ def test_no_hook_at_all(words: list[str]) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--debug", "--deadline", "5", "noop"],
+        ["--deadline=5", "--debug", "noop"],
+        ["--config", "/x.toml", "noop"],
+        ["noop", "--deadline", "5"],
+    ],
+)
+def test_options_in_any_order(words: list[str]) -> None:
+    """The value of one is not the hook's name."""
+    assert call(*words) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    "words", [["--flying", "update-container"], ["--flying", "5", "update-container"]]
+)
+def test_an_option_that_nobody_knows(words: list[str]) -> None:
+    """Behind it may be its value, or the name of the hook: nothing done is no success."""
+    status, output, error = call(*words)
+    assert (status, output) == (1, "")
+    assert '"--flying" is no option' in error
+
+
+def test_meta_02_too_few_descriptors_are_said(tmp_path: Path) -> None:
+    """It is no bug, and the hint is what helps."""
+    (tmp_path / "rootfs").mkdir()
+    (tmp_path / "config.json").write_text('{"root": {"path": "rootfs"}}')
+    said = set()
+    for descriptors in range(4, 12):
+        done = subprocess.run(
+            ["setpriv", "--bounding-set=-sys_resource", "sh", "-c",
+             'ulimit -n "$1"; exec "$0" update-container --link a.so.1::/opt/x/a.so',
+             str(HOOK), str(descriptors)],
+            input=json.dumps({"bundle": str(tmp_path)}), capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode in (0, 1)
+        assert "bug" not in done.stderr
+        said |= {done.returncode, *done.stderr.splitlines()[1:]}
+    assert {0, 1, f"hint: allow the runtime {entry.MIN_DESCRIPTORS} open files or more"} <= said
+
+
 def test_help_as_a_value_is_a_value(tmp_path: Path) -> None:
     """Whatever an argument begins with, in its place it is data."""
     status, output, error = call("update-container", "--link", "--help")
@@ -146,7 +189,7 @@ def test_a_file_that_may_not_be_read_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And not by the number of our descriptor."""
-    (tmp_path / "file").touch()
+    (tmp_path / "file").write_text("x")
     root = Root(str(tmp_path))
     open_ = os.open
 

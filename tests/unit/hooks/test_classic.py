@@ -17,6 +17,7 @@ from gpuruntime.system import drop_in
 from gpuruntime.system.compat import CompatInUse, CudaCompat
 from gpuruntime.system.ops import ApplicationProfile, Chmod, Link, MaskParams
 from gpuruntime.system.paths import Root
+from gpuruntime.system.syscalls import SyscallError
 from hooks import classic, entry
 
 if TYPE_CHECKING:
@@ -134,6 +135,37 @@ def test_libraries_of_the_image_are_not_touched(tmp_path: Path) -> None:
     operation.execute(root, pytest.fail)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lib"]
     assert "/lib, /missing" in operation.describe()
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EIO, errno.ELOOP, errno.EAGAIN])
+def test_a_folder_that_cannot_be_looked_into_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """A container without its libraries does not start; one without the folder has none."""
+
+    def refuse(self: Root, path: str) -> int:
+        raise SyscallError(code, f'openat2("{path}")')
+
+    operation = classic.MountedLibraries(("/missing",))
+    operation.execute(Root(str(tmp_path)), pytest.fail)
+    monkeypatch.setattr(Root, "open_path", refuse)
+    with pytest.raises(LdcacheError, match="/missing"):
+        operation.execute(Root(str(tmp_path)), pytest.fail)
+
+
+def test_a_library_without_a_link_is_found_by_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The incumbent's specs leave the links of SONAMEs to the image's ldconfig."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/libtiny.so.1.2.3").write_bytes(TINY.read_bytes())
+    monkeypatch.setattr(classic, "mount_id", lambda fd: fd)
+    operation = classic.MountedLibraries(("/lib",))
+    operation.execute(Root(str(tmp_path)), pytest.fail)
+    cache = (tmp_path / "etc" / "ld.so.cache").read_bytes()
+    assert b"libtiny.so.1\0" in cache
+    assert b"/lib/libtiny.so.1.2.3\0" in cache
+    assert b"/lib/libtiny.so.1\0" not in cache
 
 
 def test_a_mounted_library_that_cannot_be_read_is_left_out(

@@ -8,7 +8,7 @@ import pytest
 from gpuruntime import automatic, plan
 from gpuruntime import config as settings
 from gpuruntime.model import Driver, Library
-from hooks import entry
+from hooks import entry, options, update_container
 
 PATH = "/usr/lib64/libcuda.so.550.1"
 DRIVER = Driver(
@@ -49,7 +49,9 @@ def test_time_01_the_deadline_that_is_configured(value: int, seconds: int) -> No
     assert (style.deadline_s, automatic.hook_deadline(config)) == (seconds, seconds)
     (hook,) = plan.common_edits(DRIVER, (), (), style)["hooks"]
     if seconds != plan.HOOK_DEADLINE_S:
-        assert entry.read_deadline(hook["args"][1:]) == (seconds, hook["args"][2:])
+        front, rest = options.split_global(hook["args"][1:])
+        assert entry.read_deadline(update_container.read([*front, *rest[1:]])) == seconds
+        assert rest == hook["args"][2:]
     assert (plan.HOOK_DEADLINE_S, plan.MAX_HOOK_DEADLINE_S) == (
         entry.DEADLINE_S,
         entry.MAX_DEADLINE_S,

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LINK-12, NS-01: the mounts of the prestart hook, each case in a mount namespace of its own.
+
+Without a container; tests/system/test_prestart.py has one.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuruntime.errors import MountError
+from gpuruntime.system import bind
+from gpuruntime.system.bind import BindMount
+from gpuruntime.system.paths import Root
+
+HOSTILE = Path(__file__).parents[2] / "hostile"
+LIBRARY, CHANNELS = "usr/lib/libcuda.so.1", "run/channels"
+needs_mounts = pytest.mark.system("unshare", "mount")
+
+
+def play(work: Path, kind: str, how: str = "ours") -> dict[str, Any]:
+    """Return what came of one case."""
+    done = subprocess.run(
+        ["unshare", "--mount", "--propagation", "private", "--", sys.executable,
+         str(HOSTILE / "binds.py"), str(work / "work"), kind, how],
+        capture_output=True, text=True, check=False, timeout=60, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@needs_mounts
+@pytest.mark.parametrize("kind", ["absolute", "climbing", "relative", "nowhere", "parent"])
+def test_link_12_no_file_is_made_where_a_link_leads(tmp_path: Path, kind: str) -> None:
+    """Its directory is there on the host, the file is not: it would be made, by root."""
+    seen = play(tmp_path, kind)
+    assert seen["outside"] == []
+    assert "cannot mount" in seen["refused"]
+    assert seen["ours"] == {}
+    assert seen["elsewhere"] == ["root"]
+
+
+@needs_mounts
+@pytest.mark.parametrize("kind", ["absolute", "relative", "parent"])
+def test_link_12_control_by_its_path_a_file_is_made(tmp_path: Path, kind: str) -> None:
+    """The weak hook opens what is there, and makes it if it is not."""
+    (made,) = play(tmp_path, kind, "naive")["outside"]
+    assert made == ("libcuda.so.1" if kind == "parent" else "new")
+
+
+@needs_mounts
+@pytest.mark.parametrize("kind", ["usual", "shared"])
+def test_ns_01_what_is_mounted_is_nobody_s_peer(tmp_path: Path, kind: str) -> None:
+    """Neither is it on the host, nor is what the host mounts later in the container."""
+    seen = play(tmp_path, kind)
+    assert seen["refused"] == ""
+    # Without "shared:", "master:" and the like.
+    assert seen["ours"] == {LIBRARY: [], CHANNELS: []}
+    assert seen["later"] == []
+    assert seen["elsewhere"] == (["host", "root", "twin"] if kind == "shared" else ["root"])
+
+
+@needs_mounts
+def test_ns_01_control_a_mount_by_its_path_is_a_peer(tmp_path: Path) -> None:
+    """Of the host's, and of the root's other places."""
+    seen = play(tmp_path, "shared", "naive")
+    assert seen["later"] == [f"{CHANNELS}/later"]
+    assert f"twin/{LIBRARY}" in seen["elsewhere"]
+    assert all("shared:" in " ".join(fields) for fields in seen["ours"].values())
+
+
+@pytest.mark.parametrize("call", ["open_tree", "mount_setattr", "move_mount"])
+def test_what_cannot_be_mounted_is_refused(
+    tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the kernel answers: the container would be without a part of the driver."""
+    code = 0
+
+    def fail(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    file = tmp_path / "file"
+    file.touch()
+    (tmp_path / "root").mkdir()
+    monkeypatch.setattr(bind.syscalls, "open_tree", lambda *_: os.open(file, os.O_PATH))
+    monkeypatch.setattr(bind.syscalls, "mount_setattr", lambda *_: None)
+    monkeypatch.setattr(bind, "stop_propagation", lambda *_: None)
+    monkeypatch.setattr(bind.syscalls, call, fail)
+    root = Root(str(tmp_path / "root"))
+    before = len(os.listdir("/proc/self/fd"))
+    for code in sorted(errno.errorcode):
+        with pytest.raises(MountError, match="cannot mount") as caught:
+            BindMount(str(file), "/opt/file", ("ro",)).execute(root, pytest.fail)
+        assert os.strerror(code) in caught.value.message
+    assert len(os.listdir("/proc/self/fd")) == before
+    root.close()

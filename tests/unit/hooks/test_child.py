@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TIME-01: a child that nothing ends is left, and whoever called the hook does not wait for it.
+
+As one whose file system does not answer; tests/system has that with FUSE.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+
+TREE = Path(__file__).parents[3]
+START_PYTHON = "/usr/bin/python3"
+# The work neither hears the alarm nor ends; it says what it holds, in the container's root.
+ENDLESS = f"""
+import sys
+sys.path.append({str(TREE)!r})
+import os, signal, time
+from gpuruntime.system import ops, syscalls
+from hooks import entry
+def execute(self, root, warn):
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            os.symlink(os.readlink("/proc/self/fd/" + fd), fd, dir_fd=root.fd)
+        except FileNotFoundError:
+            # What listed them.
+            pass
+    os.symlink(str(os.getpid()), "pid", dir_fd=root.fd)
+    time.sleep(20)
+ops.MaskParams.execute = execute
+# It is not confined.
+ops.MaskParams.ldconfig = "x"
+entry._kill = lambda child: None
+syscalls.die_with_parent = lambda: None
+WEAK
+entry.main()
+"""
+# A child that has the caller's standard output.
+KEEPS = """
+real = os.dup2
+os.dup2 = lambda fd, new, *rest: new if new == 1 else real(fd, new, *rest)
+"""
+
+
+def start(work: Path, weak: str = "") -> tuple[float, str]:
+    """Return after how long the caller's pipes had an end, and what was said."""
+    (work / "rootfs").mkdir()
+    (work / "config.json").write_text('{"root": {"path": "rootfs"}}')
+    code = ENDLESS.replace("WEAK", weak)
+    words = ("gpu-cdi-hook", "--deadline=1", "update-container", "--mask-params")
+    start = time.monotonic()
+    with subprocess.Popen(
+        [START_PYTHON, "-I", "-S", "-B", "-c", code, *words],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as hook:  # fmt: skip
+        try:
+            said, _ = hook.communicate(json.dumps({"bundle": str(work)}), timeout=5)
+        except subprocess.TimeoutExpired:
+            said = ""
+        seconds = time.monotonic() - start
+        # The child that was left.
+        os.kill(int(os.readlink(work / "rootfs/pid")), 9)
+    return seconds, said
+
+
+def test_the_caller_waits_for_no_child(tmp_path: Path) -> None:
+    """It reads until nobody holds its pipes any more, as runtimes do."""
+    seconds, said = start(tmp_path)
+    assert 0.9 < seconds < 4
+    assert "was not done in 1 s" in said
+    held = {path.name: os.readlink(path) for path in (tmp_path / "rootfs").iterdir()}
+    assert held["1"] == "/dev/null"
+    # Its own, to the hook; standard input is the state's, whose end has been read.
+    pipes = {name for name, target in held.items() if target.startswith("pipe:")}
+    assert pipes == {"0", "2"}
+
+
+def test_control_a_child_that_holds_standard_output(tmp_path: Path) -> None:
+    """The weak hook ends in time as well, and the caller waits on."""
+    seconds, said = start(tmp_path, KEEPS)
+    assert seconds > 4.9
+    assert said == ""
