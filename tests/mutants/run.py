@@ -2,9 +2,9 @@
 """Apply each patch of a folder to a copy of the tree, and tell which test catches it.
 
 `make mutants PATCHES=DIR`. A patch is a unified diff, by whomever; it is a weakness that the
-suite must see. The likeliest tests run first. What fails is run again, with the patch and without,
-so that neither a test that fails anyway nor one that fails at times counts. The last line has the
-numbers; the exit status is 1 if a patch survived or did not apply.
+suite must see. The likeliest tests run first (likely.py). What fails is run again, with the patch
+and without, so that neither a test that fails anyway nor one that fails at times counts. The last
+line has the numbers; the exit status is 1 if a patch survived or did not apply.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from types import FrameType
 
-from mutants import tree
+from mutants import likely, tree
 from mutants.tree import PatchError
 
 from gpuruntime.system.syscalls import die_with_parent
 
 AT_A_TIME = 2
 SECONDS = 900
-# Of the failures of one run so many are looked at again.
-MAX_FAILURES = 4
+# How many files of the likeliest are a run of their own.
+LIKELY = 6
 # A test that says nothing for so long does not end.
 SILENCE_S = 75
 QUICK = ("unit", "property", "launcher", "startup", "fuzz", "conformance")
@@ -53,18 +53,21 @@ class Mutant:
         self.pristine = pristine
         self.end = end
         self.hanging: set[str] = set()
+        # What failed once, and not again.
+        self.unsteady: set[str] = set()
 
     def caught_by(self, selection: list[str]) -> str | None:
         """Run the tests of *selection*; return the one that fails because of the patch, if any."""
         while selection:
-            anyway = [test for test, fails in baseline.items() if fails]
+            anyway = {test for test, fails in baseline.items() if fails} | self.unsteady
             failed = self._failed(self.place, [*selection, *(f"--deselect={t}" for t in anyway)])
-            for test in failed:
-                again = test in self.hanging or self._failed(self.place, [test])
-                if again and not self._fails_anyway(test):
-                    return f"{test} (which does not end)" if test in self.hanging else test
-            if not set(failed) & {test for test, fails in baseline.items() if fails}:
+            if not failed:
                 return None
+            for test in failed:
+                if test not in self.hanging and not self._failed(self.place, [test]):
+                    self.unsteady.add(test)
+                elif not self._fails_anyway(test):
+                    return f"{test} (which does not end)" if test in self.hanging else test
         return None
 
     def _fails_anyway(self, test: str) -> bool:
@@ -83,7 +86,7 @@ class Mutant:
         output = cache / "output"
         # What this program needs to find its modules is not for tests.
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-        options = ["-v", "--no-header", f"--maxfail={MAX_FAILURES}", "-o", f"cache_dir={cache}"]
+        options = ["-v", "--no-header", "-x", "-o", f"cache_dir={cache}"]
         with output.open("wb") as stream, subprocess.Popen(
             [place / ".venv/bin/python", "-m", "pytest", *options, *arguments],
             cwd=place, env=environment, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream,
@@ -140,8 +143,10 @@ class Mutant:
         return min(found[1] - found[0], default=None)
 
 
-def stages(place: Path, changed: list[str], *, whole: bool) -> list[tuple[bool, list[str]]]:
-    """Return what to run for patches of the files *changed*: (needs the machine, tests)."""
+def stages(
+    place: Path, changed: list[str], diff: str, *, whole: bool
+) -> list[tuple[bool, list[str]]]:
+    """Return what to run for the patch *diff* of files *changed*: (needs the machine, tests)."""
     quick = sorted(
         path.relative_to(place).as_posix()
         for tier in QUICK
@@ -150,18 +155,30 @@ def stages(place: Path, changed: list[str], *, whole: bool) -> list[tuple[bool, 
     stems = {Path(name).stem for name in changed}
     stems |= {Path(name).parent.name for name in changed} & {"launcher", "hooks"}
     imports = re.compile("|".join(_import_of(name) for name in changed))
-    first = [name for name in quick if any(stem in name for stem in stems)]
-    by_import = [name for name in quick if imports.search((place / name).read_text())]
-    system = sorted(path.name for path in (place / "tests/system").glob("test_*.py"))
+    system = sorted(
+        path.relative_to(place).as_posix() for path in (place / "tests/system").glob("test_*.py")
+    )
+    words = likely.words_of(diff, place)
+    quick, system = likely.ranked(quick, words, place), likely.ranked(system, words, place)
+    first = [name for name in quick if any(stem in Path(name).name for stem in stems)][:LIKELY]
+    first += [name for name in quick[:LIKELY] if name not in first]
     hostile = [name for name in system if "hostile" in name]
-    rest = [name for name in system if name not in hostile]
-    second = [name for name in by_import if name not in first]
+    near = [*system[: LIKELY // 2], *hostile[: LIKELY // 2]]
+    second = [
+        name
+        for name in quick
+        if name not in first
+        and (any(stem in name for stem in stems) or imports.search((place / name).read_text()))
+    ]
     third = [name for name in quick if name not in first + second]
+    near = list(dict.fromkeys(near))
     return [
-        *((False, names) for names in (first, second)),
-        (True, [f"tests/system/{name}" for name in hostile]),
+        (False, first),
+        (True, near),
+        (False, second),
+        (True, [name for name in hostile if name not in near]),
         (False, third),
-        (True, [f"tests/system/{name}" for name in rest]),
+        (True, [name for name in system if name not in near + hostile]),
         *([(True, ["tests"])] if whole else []),
     ]
 
@@ -182,7 +199,9 @@ def try_patch(diff: Path, work: Path, pristine: Path, options: argparse.Namespac
         tree.build(place)
         mutant = Mutant(place, pristine, start + options.seconds)
         found = None
-        for needs_machine, selection in stages(place, changed, whole=options.whole):
+        for needs_machine, selection in stages(
+            place, changed, diff.read_text(errors="replace"), whole=options.whole
+        ):
             with machine if needs_machine else threading.RLock():
                 found = found or mutant.caught_by(selection)
         found = found or mutant.lint()
