@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which tests are likely to catch a patch: those that speak of what it changes.
 
-A word that few tests have says more than one that many have, and more in a short file. Nothing is left out by that; it is
-the order in which tests run.
+A word that few tests have says more than one that many have, and more in a short file. Nothing is
+left out by that; it is the order in which tests run.
 """
 
 from __future__ import annotations
