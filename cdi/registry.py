@@ -402,11 +402,14 @@ def _problem(
     path: str, status: os.stat_result, may_trust: Callable[[os.stat_result], bool]
 ) -> str:
     """Return why the way through *path*, a directory or a link, is in doubt, "" if it is not."""
+    mode, *others = status
     # In a sticky directory, others cannot replace what is root's. A link has no mode of its own.
-    if stat.S_ISLNK(status.st_mode) or status.st_mode & stat.S_ISVTX:
-        mode = status.st_mode & ~(stat.S_IWGRP | stat.S_IWOTH)
-        status = os.stat_result((mode, *status[1:]))
-    if may_trust(status):
+    if stat.S_ISLNK(mode) or mode & stat.S_ISVTX:
+        mode &= ~(stat.S_IWGRP | stat.S_IWOTH)
+    if status.st_gid in (0, os.getegid()):
+        # Root's group, or a user's own where the umask is 002.
+        mode &= ~stat.S_IWGRP
+    if may_trust(os.stat_result((mode, *others))):
         return ""
     return f'it is reached through "{path}", which is not root\'s alone to change'
 

@@ -90,8 +90,12 @@ def _ahead(hook: Any, places: Sequence[str]) -> Command | None:  # noqa: ANN401 
     arguments = [*given_arguments[:at], _AHEAD]
     words = iter(given_arguments[at:])
     for word in words:
-        given = [word, next(words, "")] if word == _LINK else [word]
-        if word != _LINK or not _is_covered(given[1].rpartition("::")[2], places):
+        name, equals, value = word.partition("=")
+        given = [word]
+        if name == _LINK and not equals:
+            value = next(words, "")
+            given.append(value)
+        if name != _LINK or not _is_covered(value.rpartition("::")[2], places):
             arguments += given
     if any(_is_covered(path, places) for path in _LOADER_FILES):
         arguments += _WITHOUT_LOADER

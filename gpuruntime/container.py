@@ -25,7 +25,7 @@ _MAX_NAME_CHARS = 64
 _MAX_NAMES = 8
 _ACCEPT = "accept-nvidia-visible-devices"
 # Of a mount that is a bind mount, as engines write it; absent or null is "".
-_BIND_TYPES = ("", "bind", "none")
+_BIND_TYPES = ("", "bind", "rbind", "none")
 
 
 class Ignored(Record):

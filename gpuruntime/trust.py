@@ -22,6 +22,8 @@ def may_trust(status: os.stat_result) -> bool:
 
 
 def _has_host_root() -> bool:
-    """Tell whether the host's uid 0 is mapped here (always so outside user namespaces)."""
-    with open("/proc/self/uid_map", encoding="ascii") as lines:
-        return any(line.split()[1] == "0" for line in lines)
+    """Tell whether the host's uid 0 is mapped here (always so outside user namespaces).
+
+    The owner of /proc is it, also where namespaces nest, whose maps have numbers of the next one.
+    """
+    return os.stat("/proc").st_uid != OVERFLOW_UID

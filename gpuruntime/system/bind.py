@@ -65,6 +65,8 @@ class BindMount(Record):
                 hint = f'check that "{self.host_path}" is there on the host'
             elif error.errno == errno.ENOSYS:
                 hint = "use a kernel of 5.12 or later"
+            elif error.errno == errno.EXDEV:
+                hint = f'mount the volume at "{posixpath.dirname(self.path)}" itself'
             elif error.errno == errno.EROFS:
                 hint = "use runc, or a root that is not read-only"
             elif error.errno in _IN_THE_WAY:
@@ -119,7 +121,7 @@ def _open_target(root: Root, path: str, make: Callable[[int, str], None]) -> tup
     asked = posixpath.dirname(path)
     for _ in range(MAX_LINKS):
         directory, name = posixpath.split(path)
-        place = root.open_directory(directory, create=True)
+        place = _open_directory(root, directory)
         try:
             try:
                 # The image's own, or of a container that was started before.
@@ -138,6 +140,16 @@ def _open_target(root: Root, path: str, make: Callable[[int, str], None]) -> tup
         found, path = root.resolve(path)
         os.close(found)
     raise SyscallError(errno.ELOOP, f'open("{path}")')
+
+
+def _open_directory(root: Root, path: str) -> int:
+    try:
+        # To mount on what is there is to write nothing.
+        return root.open_directory(path)
+    except OSError as error:
+        if error.errno != errno.ENOENT:
+            raise
+    return root.open_directory(path, create=True)
 
 
 def _make_file(place: int, name: str) -> None:

@@ -14,7 +14,7 @@ from gpuruntime.system.paths import (
     Root,
     file_content,
     list_names,
-    read_regular,
+    read_of_image,
     remove_name,
     replace_file,
 )
@@ -123,7 +123,7 @@ def _write_main(root: Root, warn: Callable[[str], None]) -> None:
             return
     else:
         try:
-            content = read_regular(fd, "/etc/ld.so.conf", MAX_CONF_BYTES)
+            content = read_of_image(fd, "/etc/ld.so.conf", MAX_CONF_BYTES)
         finally:
             os.close(fd)
         if not _includes_directory(content):

@@ -16,7 +16,7 @@ from gpuruntime import ldcache
 from gpuruntime.errors import LdcacheError
 from gpuruntime.record import Record
 from gpuruntime.system import drop_in, mounts
-from gpuruntime.system.paths import LEADS_NOWHERE, Root, mount_id, read_regular, replace_file
+from gpuruntime.system.paths import LEADS_NOWHERE, Root, mount_id, read_of_image, replace_file
 from gpuruntime.system.syscalls import SyscallError
 
 TYPE_CHECKING = False
@@ -184,7 +184,7 @@ def _read_cache(root: Root) -> bytes | None:
             return None
         raise
     try:
-        return read_regular(fd, CACHE, MAX_CACHE_BYTES)
+        return read_of_image(fd, CACHE, MAX_CACHE_BYTES)
     finally:
         os.close(fd)
 
@@ -294,7 +294,7 @@ def _listed(root: Root, etc: int, name: str) -> list[str]:
     try:
         if mount_id(fd) not in (mount_id(root.fd), mount_id(etc)):
             raise SyscallError(errno.EXDEV, f'read("/etc/{name}"), a link to another mount')
-        content = read_regular(fd, f"/etc/{name}", MAX_LIST_BYTES)
+        content = read_of_image(fd, f"/etc/{name}", MAX_LIST_BYTES)
     finally:
         os.close(fd)
     # Of all that may be in a name, musl takes these two for the end of one.

@@ -97,6 +97,12 @@ class Link(Record):
                 # Somebody has mounted what he wants to be there.
                 warn(f'"{self.path}" in the container is a mount, and stays as it is')
                 return
+            if error.errno == errno.EXDEV:
+                raise MountError(
+                    f'cannot link "{self.path}" to "{self.target}" in the container: '
+                    "a link of the image leads to a volume",
+                    f'mount the volume at "{directory}" itself',
+                ) from error
             raise MountError(
                 f'cannot link "{self.path}" to "{self.target}" in the container: {error.strerror}',
                 f'mount nothing read-only over "{directory}"; with a read-only root, use runc'

@@ -46,6 +46,12 @@ _NO_OPENAT2 = (errno.ENOSYS, errno.EPERM)
 _OF_PROC = ("self/fd", "self/fdinfo", "self/mountinfo")
 _FLAGS_OF_INODE = 0x80086601  # FS_IOC_GETFLAGS
 _APPEND_ONLY = 0x20
+# Directories that are links in many an image, and where these lead.
+_LINKED = (
+    *(("/lib", "/usr/lib"), ("/lib64", "/usr/lib64"), ("/lib64", "/usr/lib")),
+    *(("/usr/lib64", "/usr/lib"), ("/bin", "/usr/bin"), ("/sbin", "/usr/sbin")),
+    *(("/sbin", "/usr/bin"), ("/usr/sbin", "/usr/bin"), ("/var/run", "/run")),
+)
 _O_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -185,7 +191,7 @@ class Root:
             raise SyscallError(errno.EINVAL, f'mkdir("{path}")')
         found = os.dup(self.fd)
         for number, name in enumerate(names, 1):
-            parent, there = found, "/".join(names[:number])
+            parent, there = found, "/" + "/".join(names[:number])
             try:
                 found = self._open_or_make(parent, there, name, mode)
             finally:
@@ -218,22 +224,23 @@ class Root:
             raise SyscallError(errno.EXDEV, f'write to "{path}", a link to another mount')
 
     def _mounts_on(self, path: str) -> set[int]:
-        """Return the mounts that *path* comes to, up to the first link in it."""
+        """Return the mounts that *path*, or another usual name of it, comes to before any link."""
         found = set()
-        fd = os.dup(self.fd)
-        try:
-            for name in filter(None, path.split("/")):
-                if name == "..":
-                    break
-                try:
-                    below = os.open(name, _O_DIRECTORY, dir_fd=fd)
-                except OSError:
-                    break
+        for name in _usual_names(path):
+            fd = os.dup(self.fd)
+            try:
+                for part in filter(None, name.split("/")):
+                    if part == "..":
+                        break
+                    below = os.open(part, _O_DIRECTORY, dir_fd=fd)
+                    os.close(fd)
+                    fd = below
+                    found.add(mount_id(fd))
+            except OSError:
+                # It is missing, or a link.
+                pass
+            finally:
                 os.close(fd)
-                fd = below
-                found.add(mount_id(fd))
-        finally:
-            os.close(fd)
         return found
 
     def read_file(self, path: str, max_bytes: int) -> bytes:
@@ -244,9 +251,18 @@ class Root:
         """
         fd = self.open_path(path)
         try:
-            return read_regular(fd, path, max_bytes)
+            return read_of_image(fd, path, max_bytes)
         finally:
             os.close(fd)
+
+
+def _usual_names(path: str) -> list[str]:
+    """Return *path*, and what it may be called where directories are links as they often are."""
+    names = [path]
+    for link, target in _LINKED:
+        if f"{path}/".startswith(f"{link}/"):
+            names.append(target + path[len(link) :])
+    return names
 
 
 def mount_id(fd: int) -> int:
@@ -306,9 +322,6 @@ def read_regular(fd: int, name: str, max_bytes: int) -> bytes:
         raise SyscallError(errno.EINVAL, f'read("{name}"), which is no regular file')
     if status.st_size > max_bytes:
         raise SyscallError(errno.EFBIG, f'read("{name}")')
-    if status.st_size == 0:
-        # A file of the kernel's says that as well, and may act when it is read.
-        return b""
     try:
         reader = reopen(fd, os.O_RDONLY)
     except OSError as error:
@@ -324,6 +337,17 @@ def read_regular(fd: int, name: str, max_bytes: int) -> bytes:
     finally:
         os.close(reader)
     raise SyscallError(errno.EFBIG, f'read("{name}")')
+
+
+def read_of_image(fd: int, name: str, max_bytes: int) -> bytes:
+    """Return what `read_regular` does, for a file that an attacker may have chosen.
+
+    What says that it is empty is not opened: files of the kernel's say so, and may act when read.
+    """
+    status = os.fstat(fd)
+    if stat.S_ISREG(status.st_mode) and status.st_size == 0:
+        return b""
+    return read_regular(fd, name, max_bytes)
 
 
 def list_names(dirfd: int, limit: int) -> list[str]:
@@ -344,7 +368,7 @@ def file_content(dirfd: int, name: str, max_bytes: int) -> bytes | None:
     except OSError:
         return None
     try:
-        return read_regular(fd, name, max_bytes)
+        return read_of_image(fd, name, max_bytes)
     except OSError:
         return None
     finally:

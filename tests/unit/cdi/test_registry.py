@@ -238,6 +238,8 @@ def way(name: str, specs: Path, place: Path) -> Path:
         if "user's" in name:
             give_away(who)
         else:
+            # Of a group that is not root's.
+            os.chown(who, 0, 12345)
             who.chmod(0o775)
         found = linked(place / "way", inner) if "link to" in name else inner
     return found
@@ -288,13 +290,15 @@ def test_a_file_that_others_may_lead_elsewhere_is_not_read(
     assert categories(known) == ["untrusted"]
 
 
-@pytest.mark.parametrize("kind", ["plain", "link", "chain", "relative", "sticky", "dots"])
+@pytest.mark.parametrize(
+    "kind", ["plain", "link", "chain", "relative", "sticky", "root's group", "dots"]
+)
 def test_the_ways_that_root_made_are_followed(specs: Path, tmp_path: Path, kind: str) -> None:
     """As /var/run leads to /run, and the store of a system to its files."""
     store = made_directory(tmp_path / "store")
     made_directory(tmp_path / "var")
     # A sticky directory that a group writes to, as the store of Nix is.
-    mode = 0o1775 if kind == "sticky" else 0o755
+    mode = {"sticky": 0o1775, "root's group": 0o775}.get(kind, 0o755)
     inner = made_directory(made_directory(store / "x", mode) / "cdi")
     other_spec(inner, "a.json", "example.com/stored")
     path = {
@@ -303,6 +307,7 @@ def test_the_ways_that_root_made_are_followed(specs: Path, tmp_path: Path, kind:
         "chain": linked(tmp_path / "two", linked(tmp_path / "var" / "again", tmp_path / "one")),
         "relative": linked(tmp_path / "var" / "run", "../store") / "x" / "cdi",
         "sticky": inner,
+        "root's group": inner,
         "dots": linked(tmp_path / "var" / "dots", "..//./store/x/../x/cdi/"),
     }[kind]
     linked(specs / "z.json", path / "a.json")

@@ -98,6 +98,9 @@ def test_a_mount_over_a_link() -> None:
     """Only the other is made."""
     (found,) = commands(places=("/usr", None))
     assert found == [*HEAD, *LINKS[2:], *LIBRARY, *REST]
+    edits = hook("gpu-cdi-hook", "update-container", "--link=a::/usr/lib/a.so", *LINKS[2:])
+    (found,) = commands(edits, places=("/usr",))
+    assert found == ["gpu-cdi-hook", "update-container", "--ahead", *LINKS[2:]]
     (found,) = commands(places=("/opt/lib/b.so",))
     assert found == [*HEAD, *LINKS[:2], *LIBRARY, *REST]
 

@@ -291,3 +291,9 @@ def test_of_two_versions_of_a_library_with_its_own_the_linked_is_taken(tree: Tre
             tree.link(f"{LIBRARIES}/libnvidia-egl-gbm.so.1", f"libnvidia-egl-gbm.so.{own}")
     gbm = [lib for lib in found(tree).libraries if lib.soname == "libnvidia-egl-gbm.so.1"]
     assert [lib.container_path for lib in gbm] == [f"{LIBRARIES}/libnvidia-egl-gbm.so.1.1.2"]
+
+
+def test_the_module_is_asked_where_it_says_that_it_is_empty() -> None:
+    """As every file of /proc does: nothing but to read it tells what is in it."""
+    assert os.stat("/proc/version").st_size == 0
+    assert b"Linux" in (DriverRoot("/").read("/proc/version", 1000) or b"")

@@ -308,6 +308,6 @@ def test_link_10_a_file_of_the_kernel_s_is_not_opened(monkeypatch: pytest.Monkey
     monkeypatch.setattr(paths, "reopen", lambda *_: pytest.fail("opened"))
     fd = os.open("/proc/self/status", os.O_PATH)
     try:
-        assert paths.read_regular(fd, "x", 100) == b""
+        assert paths.read_of_image(fd, "x", 100) == b""
     finally:
         os.close(fd)
