@@ -53,7 +53,7 @@ def _text(path: Path, place: Path) -> str:
     """Return the test file *path*, and the programs that it names."""
     text = path.read_text()
     for name in set(re.findall(r'"(\w+\.py)"', text)):
-        for folder in ("scenarios", "hostile"):
+        for folder in ("scenarios", "hostile", "containers"):
             program = place / "tests" / folder / name
             text += program.read_text() if program.is_file() else ""
     return text

@@ -163,7 +163,8 @@ def stages(
     first = [name for name in quick if any(stem in Path(name).name for stem in stems)][:LIKELY]
     first += [name for name in quick[:LIKELY] if name not in first]
     hostile = [name for name in system if "hostile" in name]
-    near = [*system[: LIKELY // 2], *hostile[: LIKELY // 2]]
+    near = [name for name in system if any(stem in Path(name).name for stem in stems)]
+    near += [*system[: LIKELY // 2], *hostile[: LIKELY // 2]]
     second = [
         name
         for name in quick
