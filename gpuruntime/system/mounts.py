@@ -32,8 +32,8 @@ _FLAGS = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
 def cover(root: Root, path: str, content: bytes, mode: int) -> bool:
     """Mount a file with *content* on the name *path* of the container, whatever file has it.
 
-    False if there is none that has it. Raises OSError, also for a root that is no mount: then it
-    would be a mount of the host's that has to stop sharing.
+    False if there is none that has it. Raises OSError, also for a root that is no mount, in one
+    that is shared: then it would be a mount of the host's that has to stop sharing.
     """
     directory, name = posixpath.split(path)
     try:
@@ -48,7 +48,7 @@ def cover(root: Root, path: str, content: bytes, mode: int) -> bool:
         except FileNotFoundError:
             return False
         try:
-            _require_mount(root, path)
+            _require_own_mount(root, path)
             _cover((place, target), (content, mode))
         except SyscallError as error:
             if error.errno != errno.ENOSYS:
@@ -71,9 +71,17 @@ def is_mount(fd: int) -> bool:
         os.close(above)
 
 
-def _require_mount(root: Root, path: str) -> None:
-    if not is_mount(root.fd):
+def _require_own_mount(root: Root, path: str) -> None:
+    if not is_mount(root.fd) and _is_shared(root.fd):
         raise SyscallError(errno.EINVAL, f'mount on "{path}" in a root that is no mount')
+
+
+def _is_shared(fd: int) -> bool:
+    """Tell whether what is mounted in the mount of *fd* appears in others."""
+    wanted = str(mount_id(fd))
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+        found = [line for line in lines if line.split(" ", 1)[0] == wanted]
+    return any(" shared:" in line.partition(" - ")[0] for line in found)
 
 
 def is_of_host(root: Root, fd: int) -> bool:

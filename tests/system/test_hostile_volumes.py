@@ -179,6 +179,29 @@ def test_link_12_the_mode_of_what_is_in_sys_stays(work: Path, mode: str) -> None
         os.chmod(SYSFS, before)
 
 
+COVER = """
+from gpuruntime.system import mounts
+from gpuruntime.system.paths import Root
+print(mounts.cover(Root("rootfs"), "/dev/params", b"x", 0o444))
+"""
+
+
+@pytest.mark.catalogue("NS-01")
+@pytest.mark.parametrize("propagation", ["private", "shared"])
+def test_ns_01_no_mount_of_the_host_s_stops_sharing(work: Path, propagation: str) -> None:
+    """Where the root is a directory like any other, what it is in is not the container's."""
+    (work / "rootfs/dev/params").touch()
+    script = 'cd "$1"; shift; ("$@" 2>&1) | tail -n 1; grep " / / " /proc/self/mountinfo'
+    done = subprocess.run(
+        ["unshare", "--mount", "--propagation", propagation, "--", "sh", "-c", script, "sh",
+         str(work), sys.executable, "-c", COVER],
+        capture_output=True, text=True, check=True, timeout=60, env={"PYTHONPATH": str(TREE)},
+    )  # fmt: skip
+    said, mount = done.stdout.splitlines()
+    assert (" shared:" in mount) is (propagation == "shared")
+    assert (said == "True") is (propagation == "private")
+
+
 BIND = """
 import sys
 from gpuruntime.system.bind import BindMount
