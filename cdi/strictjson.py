@@ -28,10 +28,16 @@ class _Reading:
     object_hook = None
     # Read by the scanner of Python 3.15.
     array_hook = None
-    parse_int = int
 
-    def __init__(self, pairs: Any, parse_float: Any, parse_constant: Constant) -> None:  # noqa: ANN401 (two callables or None)
+    def __init__(
+        self,
+        pairs: Callable[[list[tuple[str, Any]]], Any] | None,
+        parse_int: Callable[[str], Any],
+        parse_float: Callable[[str], Any],
+        parse_constant: Constant,
+    ) -> None:
         self.object_pairs_hook = pairs
+        self.parse_int = parse_int
         self.parse_float = parse_float
         self.parse_constant = parse_constant
 
@@ -40,18 +46,19 @@ def loads(
     text: str | bytes,
     *,
     pairs: Callable[[list[tuple[str, Any]]], Any] | None = None,
+    parse_int: Callable[[str], Any] = int,
     parse_float: Callable[[str], Any] = float,
     parse_constant: Constant = _CONSTANTS.__getitem__,
 ) -> Any:  # noqa: ANN401 (JSON)
     """Return the document *text*; bytes are UTF-8.
 
-    *pairs* makes an object of its members in order, *parse_float* a number of a text, and
-    *parse_constant* one of "NaN", "Infinity" and "-Infinity". Raises ValueError, for what nests
-    too deeply RecursionError.
+    *pairs* makes an object of its members in order, *parse_int* and *parse_float* a number of a
+    text, and *parse_constant* one of "NaN", "Infinity" and "-Infinity". Raises ValueError, for
+    what nests too deeply RecursionError.
     """
     if isinstance(text, bytes):
         text = text.decode()
-    scan = make_scanner(_Reading(pairs, parse_float, parse_constant))  # type: ignore[arg-type]  # what it reads of its context
+    scan = make_scanner(_Reading(pairs, parse_int, parse_float, parse_constant))  # type: ignore[arg-type]  # what it reads of its context
     start = len(text) - len(text.lstrip(_BLANKS))
     try:
         found, end = scan(text, start)
@@ -63,7 +70,11 @@ def loads(
     import json  # noqa: PLC0415 (what this module avoids; now only to say what is wrong)
 
     return json.loads(
-        text, object_pairs_hook=pairs, parse_float=parse_float, parse_constant=parse_constant
+        text,
+        object_pairs_hook=pairs,
+        parse_int=parse_int,
+        parse_float=parse_float,
+        parse_constant=parse_constant,
     )
 
 

@@ -18,6 +18,7 @@ import time
 from cdi import strictjson
 from cdi.edits import has_user_namespace
 from gpuruntime import slowpath
+from gpuruntime.oci.bundle import has_read_only_root
 from gpuruntime.record import Record
 
 TYPE_CHECKING = False
@@ -52,30 +53,28 @@ class Command(Record):
         self.timeout_s = timeout_s
 
 
-def hooks(
-    edits: Edits | None, document: OciConfig, places: Sequence[object], runtime: str
-) -> list[Command]:
-    """Return the commands that do ahead what hooks of *edits* would do too late under *runtime*.
+def commands(edits: Edits | None, document: OciConfig, runtime: str) -> list[Command]:
+    """Return what does ahead what hooks of *edits* would do too late under *runtime*.
 
-    *places* are those of the container's own mounts: what will be below one is left to the hook.
-    No commands where the root can be written later on, or another user must own what is written.
+    *document* has not got the edits. What will be below one of its mounts is left to the hook.
+    Nothing where the root can be written later on, or another user must own what is written.
     """
-    root: Any = document.get("root") or {}
-    if edits is None or root.get("readonly") is not True or has_user_namespace(document):
+    if edits is None or not has_read_only_root(document) or has_user_namespace(document):
         return []
     if posixpath.basename(os.path.realpath(runtime)).startswith("runc"):
         return []
+    places = [mount.get("destination") for mount in document.get("mounts") or ()]
     texts = [place for place in places if isinstance(place, str)]
     mounted = [posixpath.normpath(f"/{text.lstrip('/')}") for text in texts]
     found = [_ahead(hook, mounted) for hook in edits.get("hooks") or ()]
     return [command for command in found if command is not None]
 
 
-def run(commands: Sequence[Command], bundle: str) -> None:
-    """Run *commands* for the container in the directory *bundle*, one after the other."""
+def run(found: Sequence[Command], bundle: str) -> None:
+    """Run the commands *found* for the container in *bundle*, one after the other."""
     state = {"ociVersion": "1.0.2", "status": "creating", "bundle": os.path.realpath(bundle)}
     data = strictjson.dumps(state).encode()
-    for command in commands:
+    for command in found:
         if len(data) <= _MAX_STATE_BYTES:
             _run(command, data)
 
@@ -119,18 +118,7 @@ def _run(command: Command, state: bytes) -> None:
         return
     try:
         os.write(write, state)
-        pid = os.posix_spawn(
-            command.path,
-            command.arguments,
-            {},
-            file_actions=[
-                (os.POSIX_SPAWN_DUP2, read, 0),
-                (os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0),
-                (os.POSIX_SPAWN_OPEN, 2, "/dev/null", os.O_WRONLY, 0),
-            ],
-            setsigmask=(),
-            setsigdef=(_signal.SIGALRM, _signal.SIGPIPE, _signal.SIGCHLD),
-        )
+        pid = slowpath.spawn(command.path, command.arguments, {}, read)
     except OSError:
         return
     finally:

@@ -150,7 +150,7 @@ def record(data: bytes, config: Config, caller: Caller, host: _Kept) -> bytes | 
         return None
     # Decided again between two looks at what it depends on: what changes meanwhile does not go
     # with it.
-    runtimes = _runtimes(config, caller) if _is_read_only(document) else []
+    runtimes = _runtimes(config, caller) if bundle.has_read_only_root(document) else []
     plan = _plan(decided, document, host, runtimes)
     before = host_state.read(plan)
     if runtimes and _is_work_ahead(decided, document, runtimes[-1]):
@@ -305,14 +305,8 @@ def _runtimes(config: Config, caller: Caller) -> list[str]:
 
     Raises RuntimeExecError if it is nowhere.
     """
-    directories = [item for item in caller.path.split(":") if item.startswith("/")]
-    directories += lowlevel.STANDARD_PATH
     found = lowlevel.find(config.runtimes, caller.path, caller.identity, lambda _: None)
-    places = [
-        place
-        for name in config.runtimes
-        for place in ([name] if "/" in name else [f"{top}/{name}" for top in directories])
-    ]
+    places = lowlevel.places(config.runtimes, caller.path)
     return places[: places.index(found) + 1]
 
 
@@ -320,8 +314,7 @@ def _is_work_ahead(decided: Injection, document: OciConfig, runtime: str) -> boo
     """Tell whether something is done ahead of *runtime*, as the launcher would not."""
     from gpuruntime import ahead  # noqa: PLC0415 (for a root that is read-only)
 
-    places = [mount.get("destination") for mount in document.get("mounts") or ()]
-    return bool(ahead.hooks(decided.edits, document, places, runtime))
+    return bool(ahead.commands(decided.edits, document, runtime))
 
 
 def _added(decided: Injection, document: OciConfig) -> bytes | None:
@@ -380,11 +373,6 @@ def _has_one_spelling(path: str) -> bool:
     depth = path.count("/")
     normal = posixpath.normpath(path) == path and not path.startswith("//")
     return path.startswith("/") and normal and depth <= MAX_MOUNT_DEPTH
-
-
-def _is_read_only(document: OciConfig) -> bool:
-    root: Any = document.get("root") or {}
-    return bool(root.get("readonly"))
 
 
 def _is_systemd(document: OciConfig) -> bool:

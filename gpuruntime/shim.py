@@ -15,10 +15,10 @@ import sys
 from cdi.edits import describe
 from gpuruntime import config as settings
 from gpuruntime import injection, programs, request
-from gpuruntime.errors import BundleError, ConfigError, GpuRuntimeError, bug, escape
+from gpuruntime.errors import ConfigError, GpuRuntimeError, bug, escape
 from gpuruntime.log import Log
 from gpuruntime.oci import argv, lowlevel
-from gpuruntime.oci.bundle import CONFIG_NAME, Bundle
+from gpuruntime.oci.bundle import CONFIG_NAME, Bundle, has_read_only_root
 from gpuruntime.ready import Ready, key
 
 TYPE_CHECKING = False
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from cdi.wire import OciConfig
+    from gpuruntime import ahead
     from gpuruntime.config import Config
     from gpuruntime.grant import Grant
-    from gpuruntime.injection import Host, Injection
+    from gpuruntime.injection import Host
     from gpuruntime.machine import Machine
     from gpuruntime.oci.argv import Command
     from gpuruntime.request import Request
@@ -102,9 +102,11 @@ def inject(command: Command, config: Config, host: Host, log: Log, runtime: str)
     # crun's --config names another file, which crun resolves before it enters the bundle.
     directory, name = os.path.split(command.config or "")
     bundle = Bundle(directory, name) if name else Bundle(command.bundle or "", CONFIG_NAME)
-    document = _asking(bundle, config)
-    if document is None:
+    document, doubt = bundle.parse()
+    if not request.may_ask(bundle.data, config):
         return None
+    if doubt is not None:
+        raise bundle.ambiguous(doubt)
     decided = injection.decide(document, config, host)
     for ignored in decided.asked.ignored:
         log.warning(f"ignored: {ignored}")
@@ -118,51 +120,18 @@ def inject(command: Command, config: Config, host: Host, log: Log, runtime: str)
     if log.is_on("debug") and decided.edits is not None:
         for line in describe(decided.edits):
             log.record("debug", escape(line))
-    places = [mount.get("destination") for mount in document.get("mounts") or ()]
+    late: list[ahead.Command] = []
+    # A hook would not find crun's other file.
+    if has_read_only_root(document) and not name:
+        from gpuruntime import ahead  # noqa: PLC0415 (few roots are)
+
+        late = ahead.commands(decided.edits, document, runtime)
     if not decided.apply(document):
         return b""
     bundle.store(document)
-    if _work_ahead(command, decided, document, places, runtime):
-        return b""
-    return b"" if decided.warnings or decided.asked.ignored else bundle.data
-
-
-def _asking(bundle: Bundle, config: Config) -> OciConfig | None:
-    """Return the document of *bundle*, None if no word of it asks; raise BundleError."""
-    asks = request.may_ask(bundle.data, config)
-    try:
-        document, doubt = bundle.parse()
-    except BundleError as error:
-        # What is no JSON has a place where it is none; all else may be too much for us alone.
-        if asks or hasattr(error.__cause__, "pos"):
-            raise
-        return None
-    if not asks:
-        return None
-    if doubt is not None:
-        raise bundle.ambiguous(doubt)
-    return document
-
-
-def _work_ahead(
-    command: Command,
-    decided: Injection,
-    document: OciConfig,
-    places: Sequence[object],
-    runtime: str,
-) -> bool:
-    """Do what hooks under *runtime* could not do any more; tell whether there was anything.
-
-    *places* are those of the mounts that *document* had already.
-    """
-    root = document.get("root")
-    if not (isinstance(root, dict) and root.get("readonly")) or command.config:
-        return False
-    from gpuruntime import ahead  # noqa: PLC0415 (for a root that is read-only)
-
-    commands = ahead.hooks(decided.edits, document, places, runtime)
-    ahead.run(commands, command.bundle or "")
-    return bool(commands)
+    if late:
+        ahead.run(late, command.bundle or "")
+    return b"" if late or decided.warnings or decided.asked.ignored else bundle.data
 
 
 def tell(given: bytes | None, config: Config, ready: Ready, called: tuple[str, str]) -> None:

@@ -45,22 +45,11 @@ def ask(cli_python: str, question: str, argument: object, deadline_s: float = DE
         try:
             question_read, question_write = os.pipe()
             answer_read, answer_write = os.pipe()
-            pid = os.posix_spawn(
-                words[0],
-                [
-                    *(*words, "-I", "-B", "-X", "utf8", "-m", "gpuruntime.slow"),
-                    *(question, f"{deadline_s:g}"),
-                ],
-                ENVIRONMENT,
-                file_actions=[
-                    (os.POSIX_SPAWN_DUP2, question_read, 0),
-                    (os.POSIX_SPAWN_DUP2, answer_write, 1),
-                    (os.POSIX_SPAWN_OPEN, 2, "/dev/null", os.O_WRONLY, 0),
-                ],
-                # The engine's mask and dispositions must not keep the child's deadline from it.
-                setsigmask=(),
-                setsigdef=(_signal.SIGALRM, _signal.SIGPIPE, _signal.SIGCHLD),
-            )
+            arguments = [
+                *(*words, "-I", "-B", "-X", "utf8", "-m", "gpuruntime.slow"),
+                *(question, f"{deadline_s:g}"),
+            ]
+            pid = spawn(words[0], arguments, ENVIRONMENT, question_read, answer_write)
         except OSError as error:
             hint = 'run "make setup" or install gpuruntime again'
             if error.errno == errno.EMFILE:
@@ -91,6 +80,32 @@ def ask(cli_python: str, question: str, argument: object, deadline_s: float = DE
             f'"{command}" did not answer the question "{question}"',
             _HINT.format(command, question),
         ) from None
+
+
+def spawn(
+    path: str,
+    arguments: list[str],
+    environment: dict[str, str],
+    stdin: int,
+    stdout: int | None = None,
+) -> int:
+    """Start the program *path* as a child, nothing but what it is given open; raise OSError."""
+    nothing = "/dev/null", os.O_WRONLY, 0
+    return os.posix_spawn(
+        path,
+        arguments,
+        environment,
+        file_actions=[
+            (os.POSIX_SPAWN_DUP2, stdin, 0),
+            (os.POSIX_SPAWN_OPEN, 1, *nothing)
+            if stdout is None
+            else (os.POSIX_SPAWN_DUP2, stdout, 1),
+            (os.POSIX_SPAWN_OPEN, 2, *nothing),
+        ],
+        # The engine's mask and dispositions must not keep the child's deadline from it.
+        setsigmask=(),
+        setsigdef=(_signal.SIGALRM, _signal.SIGPIPE, _signal.SIGCHLD),
+    )
 
 
 def _late(command: str, question: str, deadline_s: float) -> GpuRuntimeError:

@@ -176,16 +176,32 @@ class Bundle:
 def parse(data: bytes) -> tuple[OciConfig, str | None]:
     """Return the OCI config *data* and, if it must not be edited, the reason.
 
-    Raises ValueError if it is no JSON object. Of one with too many values nothing is read.
+    Raises ValueError if it is no JSON object. Where there is too much of it, nothing is read.
     """
     # As many at most: a comma may be in a text as well.
     if len(data) > MAX_VALUES and sum(map(data.count, (b"[", b"{", b","))) > MAX_VALUES:
         return {}, f"more than {MAX_VALUES} values"
-    return _parsed(data)
-
-
-def _parsed(data: bytes) -> tuple[OciConfig, str | None]:
     doubts: list[str] = []
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        doubts.append(f"no UTF-8 at byte {error.start}")
+        text = data.decode("utf-8", "surrogateescape")
+    try:
+        config = _loads(text, doubts)
+    except RecursionError:
+        return {}, "nested too deeply"
+    if not isinstance(config, dict):
+        raise ValueError("not an object")  # noqa: TRY004 (what is no JSON is a ValueError as well)
+    if _depth_exceeds(config, MAX_DEPTH):
+        doubts.append(f"nested deeper than {MAX_DEPTH}")
+    if not doubts:
+        doubts += _shape_doubts(config) or _nul_doubts(config, text)
+    return config, doubts[0] if doubts else None
+
+
+def _loads(text: str, doubts: list[str]) -> Any:  # noqa: ANN401 (JSON)
+    """Return the document *text*, with what readers differ in added to *doubts*."""
 
     def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
@@ -204,22 +220,22 @@ def _parsed(data: bytes) -> tuple[OciConfig, str | None]:
             doubts.append(f"the number {text[:20]} is out of range")
         return value
 
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        doubts.append(f"no UTF-8 at byte {error.start}")
-        text = data.decode("utf-8", "surrogateescape")
-    try:
-        config = strictjson.loads(text, pairs=members, parse_float=number, parse_constant=_refuse)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    if not isinstance(config, dict):
-        raise ValueError("not an object")  # noqa: TRY004 (what is no JSON is a ValueError as well)
-    if _depth_exceeds(config, MAX_DEPTH):
-        doubts.append(f"nested deeper than {MAX_DEPTH}")
-    if not doubts:
-        doubts += _shape_doubts(config) or _nul_doubts(config, text)
-    return config, doubts[0] if doubts else None
+    def integer(text: str) -> int:
+        try:
+            return int(text)
+        except ValueError:
+            doubts.append(f"the number {text[:20]}... has {len(text)} digits")
+            return 0
+
+    return strictjson.loads(
+        text, pairs=members, parse_int=integer, parse_float=number, parse_constant=_refuse
+    )
+
+
+def has_read_only_root(config: OciConfig) -> bool:
+    """Tell whether the container of *config* may not write to its root."""
+    root = config.get("root")
+    return isinstance(root, dict) and root.get("readonly") is True
 
 
 def _refuse(constant: str) -> float:

@@ -30,17 +30,13 @@ def find(
     whose *identity* is `device:inode`, would call us again for ever: *warn* is told, and it is
     skipped.
     """
-    directories = [item for item in (path or "").split(":") if item.startswith("/")]
-    directories += [item for item in STANDARD_PATH if item not in directories]
-    for candidate in candidates:
-        places = [candidate] if "/" in candidate else [f"{d}/{candidate}" for d in directories]
-        for place in places:
-            if not _is_program(place):
-                continue
-            if _identity(place) == identity:
-                warn(f'the low-level runtime "{place}" is this program itself: skipped')
-                continue
-            return place
+    for place in places(candidates, path):
+        if not _is_program(place):
+            continue
+        if _identity(place) == identity:
+            warn(f'the low-level runtime "{place}" is this program itself: skipped')
+            continue
+        return place
     names = ", ".join(
         f'"{candidate}"' + (" (no program)" if os.path.exists(candidate) else "")
         for candidate in candidates
@@ -49,6 +45,17 @@ def find(
         f"no low-level runtime found, looked for {names}",
         'install runc, or name one in "nvidia-container-runtime.runtimes" of config.toml',
     )
+
+
+def places(candidates: Sequence[str], path: str | None) -> list[str]:
+    """Return where `find` looks, in order."""
+    directories = [item for item in (path or "").split(":") if item.startswith("/")]
+    directories += [item for item in STANDARD_PATH if item not in directories]
+    return [
+        place
+        for name in candidates
+        for place in ([name] if "/" in name else [f"{top}/{name}" for top in directories])
+    ]
 
 
 def _is_program(path: str) -> bool:

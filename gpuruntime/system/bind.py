@@ -128,7 +128,11 @@ def _open_target(root: Root, path: str, make: Callable[[int, str], None]) -> tup
                 target = os.open(name, _O_NAME, dir_fd=place)
             except FileNotFoundError:
                 root.require_own(asked, place)
-                make(place, name)
+                try:
+                    make(place, name)
+                except FileExistsError:
+                    # Another hook on the same root was first.
+                    pass
                 target = os.open(name, _O_NAME, dir_fd=place)
         except BaseException:
             os.close(place)

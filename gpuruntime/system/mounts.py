@@ -78,10 +78,7 @@ def _require_own_mount(root: Root, path: str) -> None:
 
 def _is_shared(fd: int) -> bool:
     """Tell whether what is mounted in the mount of *fd* appears in others."""
-    wanted = str(mount_id(fd))
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
-        found = [line for line in lines if line.split(" ", 1)[0] == wanted]
-    return any(" shared:" in line.partition(" - ")[0] for line in found)
+    return " shared:" in _line_of(fd).partition(" - ")[0]
 
 
 def is_of_host(root: Root, fd: int) -> bool:
@@ -253,12 +250,14 @@ def _require_same(root: Root, path: str, file: tuple[int, int]) -> None:
 
 def _source_of(fd: int) -> str:
     """Return the source of the mount that *fd* is in, as the kernel lists it."""
-    wanted = str(mount_id(fd))
+    return "".join(_line_of(fd).rpartition(" - ")[2].split(" ")[1:2])
+
+
+def _line_of(fd: int) -> str:
+    """Return what the kernel lists of the mount that *fd* is in; proc(5), mountinfo."""
+    wanted = f"{mount_id(fd)} "
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
-        for line in lines:
-            if line.split(" ", 1)[0] == wanted:
-                return line.rpartition(" - ")[2].split(" ")[1]
-    return ""
+        return next((line for line in lines if line.startswith(wanted)), "")
 
 
 def _size(content: bytes) -> int:

@@ -417,7 +417,7 @@ def replace_file(dirfd: int, name: str, data: bytes, mode: int) -> None:
     _remove_leftovers(dirfd, stem)
     for _ in range(MAX_TRIES):
         try:
-            _put_and_rename(dirfd, f"{stem}.{os.urandom(8).hex()}", name, (put, fill))
+            _put_and_rename(dirfd, f"{stem}.{os.urandom(8).hex()}", name, put, fill)
         except OSError as error:
             # Another hook took it for a leftover.
             if error.errno not in _LOST:
@@ -469,11 +469,11 @@ def replace_link(dirfd: int, name: str, target: str) -> bool:
     temporary = f"{_TEMPORARY}{name}"
     try:
         remove_name(dirfd, temporary)
-        _put_and_rename(dirfd, temporary, name, (put, check))
+        _put_and_rename(dirfd, temporary, name, put, check)
     except OSError as error:
         if error.errno not in _TAKEN:
             raise
-        _put_and_rename(dirfd, f"{_TEMPORARY}{os.urandom(8).hex()}", name, (put, check))
+        _put_and_rename(dirfd, f"{_TEMPORARY}{os.urandom(8).hex()}", name, put, check)
     return True
 
 
@@ -481,10 +481,10 @@ def _put_and_rename(
     dirfd: int,
     temporary: str,
     name: str,
-    steps: tuple[Callable[[str], int], Callable[[int], None]],
+    put: Callable[[str], int],
+    finish: Callable[[int], None],
 ) -> None:
     """Put something at *temporary*, finish it by its descriptor, and rename it to *name*."""
-    put, finish = steps
     try:
         fd = put(temporary)
         try:

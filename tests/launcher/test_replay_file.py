@@ -146,13 +146,12 @@ def test_what_cannot_be_believed_is_no_answer(scene: Scene, spoil: Callable[[Pat
     assert not scene.replays(DATA)
 
 
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv is not installed")
+@pytest.mark.system("setpriv")
 def test_a_file_that_may_not_be_read_is_no_answer(scene: Scene) -> None:
     """One of root, for an engine without root: it has secrets of containers."""
-    command = [scene.program, "create", "--bundle", str(scene.bundle), "c1"]
-    if os.geteuid() == 0:
-        without = ("--bounding-set", "-dac_override,-dac_read_search")
-        command = [str(shutil.which("setpriv")), *without, *command]
+    without = ("--bounding-set", "-dac_override,-dac_read_search")
+    command = [str(shutil.which("setpriv")), *without, scene.program]
+    command += ["create", "--bundle", str(scene.bundle), "c1"]
     for mode, who in ((0o600, "lowlevel/runc"), (0, "python")):
         scene.file.chmod(mode)
         (scene.bundle / "config.json").write_bytes(DATA)
@@ -265,15 +264,12 @@ def test_what_cannot_be_written_is_left_to_python(scene: Scene, name: str) -> No
     assert set((seen.parent / "seen.names").read_text().split()) <= {"config.json", "fill"}
 
 
-@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+@pytest.mark.system("strace")
 def test_a_write_that_fails_at_its_end_is_left_to_python(bench: Bench) -> None:
     """A file system of another machine may say only at close(2) that it has no room."""
     scene = Scene.make(bench, "plain")
     scene.remember(DATA)
-    strace = (str(shutil.which("strace")), "-o", "/dev/null")
-    if subprocess.run([*strace, "/bin/true"], capture_output=True, check=False).returncode != 0:
-        pytest.skip("strace may not trace here")
-    trace = (*strace, "-e", "inject=close:error=EIO")
+    trace = (str(shutil.which("strace")), "-o", "/dev/null", "-e", "inject=close:error=EIO")
     command = [scene.program, "create", "--bundle", str(scene.bundle), "c1"]
     for prefix, who in (((), "lowlevel/runc"), (trace, "python")):
         scene.create(DATA)

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -445,26 +444,14 @@ def observe(attack: Attack) -> dict[str, object]:
     before = attack.digest()
     mounts = Path("/proc/self/mountinfo").read_text()
     name = f"hostile-{os.getpid()}"
-    out = attack.bundle / "output"
     start = time.monotonic()
-    with out.open("w") as stream:
-        created = subprocess.run(
-            [scenario.RUNTIME, "create", "--bundle", str(attack.bundle), name],
-            stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, check=False,
-            timeout=DEADLINE_S,
-        )  # fmt: skip
+    status, out = scenario.create(attack.bundle, name, DEADLINE_S)
     seconds = time.monotonic() - start
-    if created.returncode == 0:
-        scenario.run(scenario.RUNTIME, "start", name)
-        for _ in range(100):
-            state = json.loads(scenario.run(scenario.RUNTIME, "state", name).stdout)
-            if state["status"] == "stopped":
-                break
-            time.sleep(0.02)
-        scenario.run(scenario.RUNTIME, "delete", "--force", name)
+    if status == 0:
+        scenario.finish(name)
     after = attack.digest()
     return {
-        "status": created.returncode,
+        "status": status,
         "output": out.read_text(errors="replace"),
         "seconds": seconds,
         "marked": attack.mark.exists(),

@@ -10,10 +10,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,8 +22,6 @@ import scenario
 SPEC = Path("/etc/cdi/nvidia.json")
 ASKED = "/proc/driver/nvidia/params"
 ETC = "/etc"
-# Nothing in front of it is needed where the image's loader searches the driver's directory.
-ELSEWHERE = "usr/lib/x86_64-linux-gnu"
 
 
 def _as_it_is(bundle: Path, config: dict[str, Any]) -> None:
@@ -70,23 +66,16 @@ def _files(root: Path) -> list[str]:
 
 def start(bundle: Path, name: str) -> dict[str, Any]:
     """Start the container of *bundle*; return what came of it, and what is new in the root."""
-    root, out = bundle / "rootfs", bundle / "output"
+    root = bundle / "rootfs"
     before = set(_files(root))
-    with out.open("w") as stream:
-        created = subprocess.run(
-            [scenario.RUNTIME, "create", "--bundle", str(bundle), name],
-            stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, check=False, timeout=60,
-        )  # fmt: skip
-    if created.returncode == 0:
-        scenario.run(scenario.RUNTIME, "start", name)
-        for _ in range(250):
-            state = json.loads(scenario.run(scenario.RUNTIME, "state", name).stdout)
-            if state["status"] == "stopped":
-                break
-            time.sleep(0.02)
-    scenario.run(scenario.RUNTIME, "delete", "--force", name, check=False)
+    status, out = scenario.create(bundle, name, timeout_s=60)
+    if status == 0:
+        scenario.finish(name)
+    else:
+        # crun leaves the state of one whose hook has failed.
+        scenario.run(scenario.RUNTIME, "delete", "--force", name, check=False)
     new = sorted(set(_files(root)) - before)
-    return {"status": created.returncode, "output": out.read_text(errors="replace"), "new": new}
+    return {"status": status, "output": out.read_text(errors="replace"), "new": new}
 
 
 def main() -> None:

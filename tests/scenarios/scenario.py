@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -27,6 +28,27 @@ def run(
     if check and done.returncode != 0:
         sys.exit(f"{' '.join(words)}: status {done.returncode}\n{done.stdout}{done.stderr}")
     return done
+
+
+def create(bundle: Path, name: str, timeout_s: float = 30) -> tuple[int, Path]:
+    """Create the container *name* of *bundle*; return the status, and the file of what is said."""
+    out = bundle / "output"
+    with out.open("w") as stream:
+        created = subprocess.run(
+            [RUNTIME, "create", "--bundle", str(bundle), name],
+            stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, check=False, timeout=timeout_s,
+        )  # fmt: skip
+    return created.returncode, out
+
+
+def finish(name: str) -> None:
+    """Start the container *name*, which was created; delete it when it has ended."""
+    run(RUNTIME, "start", name)
+    for _ in range(250):
+        if json.loads(run(RUNTIME, "state", name).stdout)["status"] == "stopped":
+            break
+        time.sleep(0.02)
+    run(RUNTIME, "delete", "--force", name)
 
 
 def make_root(root: Path) -> None:

@@ -9,10 +9,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -47,24 +45,13 @@ def observe(bundle: Path, config: dict[str, Any]) -> dict[str, object]:
     """Run the container of *bundle* with *config*; return what it came to."""
     (bundle / "config.json").write_text(json.dumps(config))
     before = MOUNTS.read_text().splitlines()
-    out = bundle / "output"
     name = f"shared-{os.getpid()}"
-    with out.open("w") as stream:
-        created = subprocess.run(
-            [scenario.RUNTIME, "create", "--bundle", str(bundle), name],
-            stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, check=False, timeout=30,
-        )  # fmt: skip
+    status, out = scenario.create(bundle, name)
     during = [line for line in MOUNTS.read_text().splitlines() if line not in before]
-    if created.returncode == 0:
-        scenario.run(scenario.RUNTIME, "start", name)
-        for _ in range(100):
-            state = json.loads(scenario.run(scenario.RUNTIME, "state", name).stdout)
-            if state["status"] == "stopped":
-                break
-            time.sleep(0.02)
-        scenario.run(scenario.RUNTIME, "delete", "--force", name)
+    if status == 0:
+        scenario.finish(name)
     return {
-        "status": created.returncode,
+        "status": status,
         "output": out.read_text(),
         "params": PARAMS.read_text(),
         "mounted": [line for line in during if "params" in line],

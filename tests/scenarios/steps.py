@@ -11,10 +11,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,24 +131,12 @@ def observe(container: Container) -> dict[str, object]:
     (container.bundle / "config.json").write_text(json.dumps(container.config))
     status, text, kept = 0, "", []
     for number in range(2):
-        out = container.bundle / f"output{number}"
         name = f"steps-{os.getpid()}-{number}"
         # The shim edits the config in place: each start has the engine's own.
         (container.bundle / "config.json").write_text(json.dumps(container.config))
-        with out.open("w") as stream:
-            created = subprocess.run(
-                [scenario.RUNTIME, "create", "--bundle", str(container.bundle), name],
-                stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, check=False, timeout=30,
-            )  # fmt: skip
-        status = created.returncode
+        status, out = scenario.create(container.bundle, name)
         if status == 0:
-            scenario.run(scenario.RUNTIME, "start", name)
-            for _ in range(100):
-                state = json.loads(scenario.run(scenario.RUNTIME, "state", name).stdout)
-                if state["status"] == "stopped":
-                    break
-                time.sleep(0.02)
-            scenario.run(scenario.RUNTIME, "delete", "--force", name)
+            scenario.finish(name)
         text = out.read_text(errors="replace")
         kept.append(written(container))
     return {"status": status, "output": text, "kept": kept[0] == kept[1]}

@@ -81,8 +81,7 @@ ALLOWED = {
     ("gpuruntime/system/paths.py", "list_names", "os.scandir"),
     ("gpuruntime/system/paths.py", "change_mode", "os.chmod(f'/proc/self/fd/{fd}', mode)"),
     ("gpuruntime/system/paths.py", "mount_id", "open"),
-    ("gpuruntime/system/mounts.py", "_source_of", "open"),
-    ("gpuruntime/system/mounts.py", "_is_shared", "open"),
+    ("gpuruntime/system/mounts.py", "_line_of", "open"),
     ("gpuruntime/system/mounts.py", "_listed", "open"),
     ("gpuruntime/system/paths.py", "_remove_leftovers", "os.scandir"),
     # The host's ldconfig, in its sandbox: paths of the host, and `.` and `/` on the way into it.

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hostile import cases
 from hostile.canary import digest
 
 from gpuruntime import ldcache
@@ -64,10 +65,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def pretender(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return a program that says what it may do in ldconfig's place."""
-    program = tmp_path_factory.mktemp("program") / "ldconfig"
-    command = ["gcc", "-static", "-O1", "-o", program, HOSTILE / "pretends.c"]
-    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
-    return str(program)
+    return cases.build_pretender(tmp_path_factory.mktemp("program"))
 
 
 def command_of(root: Path, program: str, deadline: float) -> list[str]:

@@ -6,19 +6,16 @@ Each case in a mount namespace of its own.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hostile import cases
 
 pytestmark = [
     pytest.mark.system("unshare", "mount"),
     pytest.mark.catalogue("LINK-01", "LINK-11", "REQ-10"),
 ]
-PROGRAM = Path(__file__).parents[1] / "hostile" / "modes.py"
 OTHERS = {
     "link": "is a link",
     "volume": "is on a mount of the host's",
@@ -30,14 +27,7 @@ OTHERS = {
 
 def play(work: Path, kind: str, way: str) -> dict[str, Any]:
     """Return what came of one case."""
-    done = subprocess.run(
-        ["unshare", "--mount", "--propagation", "private", "--", sys.executable, str(PROGRAM),
-         str(work / "work"), kind, way],
-        capture_output=True, text=True, check=False, timeout=60, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return cases.play("modes.py", work / "work", kind, way)
 
 
 @pytest.mark.parametrize("way", ["OPENAT2", "WALK"])

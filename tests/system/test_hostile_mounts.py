@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hostile import cases
 
 pytestmark = pytest.mark.system("unshare", "strace")
-HOSTILE = Path(__file__).parents[1] / "hostile"
 HOOK = Path(__file__).parents[2] / ".venv" / "bin" / "gpu-cdi-hook"
 NEW_CALLS = "open_tree,mount_setattr,move_mount,fsopen,fsmount"
 # What a kernel has: all, those of 5.2 to 5.11, or neither.
@@ -29,14 +28,7 @@ def run(program: str, work: Path, kind: str, way: str, missing: str) -> dict[str
     if missing:
         tracer = ["strace", "-f", "-o", str(work / "trace"), "-e", f"trace={missing},mount",
                   "-e", f"inject={missing}:error=ENOSYS", "--"]  # fmt: skip
-    inner = work / "work"
-    done = subprocess.run(
-        ["unshare", "--mount", "--propagation", "private", "--", *tracer, sys.executable,
-         str(HOSTILE / program), str(inner), kind, way],
-        capture_output=True, text=True, check=False, timeout=60, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+    found = cases.play(program, work / "work", kind, way, tracer=tracer)
     found["injected"] = bool(missing) and "INJECTED" in (work / "trace").read_text()
     return found
 

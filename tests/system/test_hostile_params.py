@@ -6,29 +6,19 @@ LINK-07 of the attack catalogue, each in a mount namespace of its own.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hostile import cases
 
 pytestmark = pytest.mark.system("unshare")
-PROGRAM = Path(__file__).parents[1] / "hostile" / "params.py"
 KINDS = ["file", "link_out", "directory", "parent_link_out"]
 
 
 def mask(work: Path, kind: str, way: str) -> dict[str, Any]:
     """Run the program; return what it printed."""
-    done = subprocess.run(
-        ["unshare", "--mount", "--propagation", "private", "--", sys.executable, str(PROGRAM),
-         str(work), kind, way],
-        capture_output=True, text=True, check=False, timeout=30, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return cases.play("params.py", work, kind, way)
 
 
 @pytest.mark.parametrize("way", ["OPENAT2", "WALK"])

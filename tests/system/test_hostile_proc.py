@@ -6,28 +6,18 @@ Each case in a mount namespace of its own.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hostile import cases
 
 pytestmark = [pytest.mark.system("unshare", "mount"), pytest.mark.catalogue("PROC-02")]
-PROGRAM = Path(__file__).parents[1] / "hostile" / "proc.py"
 
 
 def play(work: Path, kind: str, how: str = "ours") -> dict[str, Any]:
     """Return what came of one case."""
-    done = subprocess.run(
-        ["unshare", "--mount", "--propagation", "private", "--", sys.executable, str(PROGRAM),
-         str(work / "work"), kind, how],
-        capture_output=True, text=True, check=False, timeout=60, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return cases.play("proc.py", work / "work", kind, how)
 
 
 @pytest.mark.parametrize("how", ["ours", "walk"])

@@ -39,7 +39,8 @@ def commands(
 ) -> list[list[str]]:
     """Return the commands for the hook of our specs, if there is no other."""
     edits = hook(*ARGUMENTS) if edits is None else edits
-    found = ahead.hooks(edits, config or document(), places, runtime)  # type: ignore[arg-type]
+    asking = {**(config or document()), "mounts": [{"destination": place} for place in places]}
+    found = ahead.commands(edits, asking, runtime)  # type: ignore[arg-type]
     assert {command.path for command in found} <= {"/usr/bin/gpu-cdi-hook"}
     return [command.arguments for command in found]
 
@@ -110,7 +111,7 @@ def test_it_has_the_time_of_a_hook(tmp_path: Path) -> None:
     edits = hook(*ARGUMENTS)
     for timeout in (None, 7):
         edits["hooks"][0].update({"timeout": timeout} if timeout else {})
-        (command,) = ahead.hooks(edits, document(), (), "/usr/bin/crun")  # type: ignore[arg-type]
+        (command,) = ahead.commands(edits, document(), "/usr/bin/crun")  # type: ignore[arg-type]
         assert command.timeout_s == (timeout or 30)
     program = tmp_path / "hook"
     program.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 60\n")

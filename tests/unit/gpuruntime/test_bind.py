@@ -7,35 +7,25 @@ Without a container; tests/system/test_prestart.py has one.
 from __future__ import annotations
 
 import errno
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hostile import cases
 
 from gpuruntime.errors import MountError
 from gpuruntime.system import bind
 from gpuruntime.system.bind import BindMount
 from gpuruntime.system.paths import Root
 
-HOSTILE = Path(__file__).parents[2] / "hostile"
 LIBRARY, CHANNELS = "usr/lib/libcuda.so.1", "run/channels"
 needs_mounts = pytest.mark.system("unshare", "mount")
 
 
 def play(work: Path, kind: str, how: str = "ours") -> dict[str, Any]:
     """Return what came of one case."""
-    done = subprocess.run(
-        ["unshare", "--mount", "--propagation", "private", "--", sys.executable,
-         str(HOSTILE / "binds.py"), str(work / "work"), kind, how],
-        capture_output=True, text=True, check=False, timeout=60, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return cases.play("binds.py", work / "work", kind, how)
 
 
 @needs_mounts

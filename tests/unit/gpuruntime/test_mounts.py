@@ -7,29 +7,19 @@ call is in tests/system/test_hostile_mounts.py.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hostile import cases
 
 pytestmark = pytest.mark.system("unshare", "mount")
-HOSTILE = Path(__file__).parents[2] / "hostile"
 OPEN, MASKED = "ModifyDeviceFiles: 1\n", "ModifyDeviceFiles: 0\n"
 
 
 def play(work: Path, kind: str, how: str = "ours") -> dict[str, Any]:
     """Return what came of one case."""
-    done = subprocess.run(
-        ["unshare", "--mount", "--propagation", "private", "--", sys.executable,
-         str(HOSTILE / "exchanged.py"), str(work / "work"), kind, how],
-        capture_output=True, text=True, check=False, timeout=60, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return cases.play("exchanged.py", work / "work", kind, how)
 
 
 @pytest.mark.parametrize("kind", ["directory", "mount", "mount on a mount", "late"])

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hostile import cases
 
 pytestmark = pytest.mark.system("unshare", "mount", "gcc")
 HOSTILE = Path(__file__).parents[2] / "hostile"
@@ -31,10 +32,7 @@ SCRIPT = 'set -e; cd "$1"; shift; MOUNT; touch etc/mine; "$@"; ls etc >&2'
 @pytest.fixture(scope="module")
 def pretender(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return a program that says what it may do in ldconfig's place."""
-    program = tmp_path_factory.mktemp("program") / "ldconfig"
-    command = ["gcc", "-static", "-O1", "-o", program, HOSTILE / "pretends.c"]
-    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
-    return str(program)
+    return cases.build_pretender(tmp_path_factory.mktemp("program"))
 
 
 def play(work: Path, kind: str, *command: object) -> subprocess.CompletedProcess[str]:
