@@ -93,3 +93,20 @@ def test_what_cannot_be_mounted_is_refused(
         assert os.strerror(code) in caught.value.message
     assert len(os.listdir("/proc/self/fd")) == before
     root.close()
+
+
+def test_race_05_another_hook_makes_the_place_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two containers on one root: whoever comes second mounts on what is there."""
+    make = bind._make_file
+
+    def make_twice(place: int, name: str) -> None:
+        make(place, name)
+        make(place, name)
+
+    monkeypatch.setattr(bind, "_make_file", make_twice)
+    place, target = bind._open_target(Root(str(tmp_path)), "/opt/file", bind._make_file)
+    os.close(place)
+    os.close(target)
+    assert (tmp_path / "opt" / "file").is_file()
