@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import pytest
+import reachable
 from containers import machine, seen
 from containers.ways import DOCKER, FEW, WAYS
 
@@ -51,6 +52,7 @@ def test_a_docker_container_on_cgroup_v2_has_the_gpus_it_asked_for_and_no_other(
     seen.assert_way(of_v2, name, WAYS[name])
 
 
+@reachable.by_others
 @pytest.mark.parametrize("name", FEW)
 def test_a_docker_container_with_ids_of_its_own_has_the_gpus_it_asked_for_and_no_other(
     remapped: dict[str, Any], name: str
@@ -59,6 +61,7 @@ def test_a_docker_container_with_ids_of_its_own_has_the_gpus_it_asked_for_and_no
     seen.assert_way(remapped, name, WAYS[name], mapped=True)
 
 
+@reachable.by_others
 def test_a_docker_container_may_have_the_host_s_ids_all_the_same(remapped: dict[str, Any]) -> None:
     """`--userns=host`, beside the others."""
     asked = seen.Seen.parse(remapped["of the host"])

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import reachable
 from hosts_at_fault import (
     BUS_IDS,
     LAUNCHER,
@@ -981,6 +982,7 @@ class TestSimulated:
             assert told["status"] == "ok", told
             assert "started since its config was written" in told["what"]
 
+    @reachable.by_others
     def test_without_root(self, tmp_path: Path) -> None:
         """A user sees less, is told so, and is not told of what only root could have seen."""
         with ShimHost(tmp_path, "--gpus", "1") as host:

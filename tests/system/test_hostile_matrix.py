@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from scenarios.machine import SCENARIOS, TREE, attack_names, run_on_host
+import reachable
+from scenarios.machine import SCENARIOS, attack_names, run_on_host
 
 pytestmark = [
     pytest.mark.system("runc", "crun", "gcc"),
@@ -50,15 +51,9 @@ ELSEWHERE = {
 }
 
 
-# Hooks in a user namespace read the tree as others.
-IS_REACHABLE = all(path.stat().st_mode & 0o001 for path in (TREE, *TREE.parents))
-
-
 def columns(row: tuple[str, ...]) -> Any:
     """Return *row* as a parameter."""
-    needs = pytest.mark.skipif(
-        row[1] == "userns" and not IS_REACHABLE, reason=f'"{TREE}" is not open to others'
-    )
+    needs = [reachable.by_others] if row[1] == "userns" else []
     return pytest.param(row, id=",".join(row), marks=needs)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import reachable
 from scenarios.machine import SCENARIOS, TREE, run_on_host
 
 pytestmark = pytest.mark.system("runc", "crun", "gcc")
@@ -36,7 +37,11 @@ def results() -> dict[str, Any]:
 
 @pytest.mark.parametrize("runtime", ["runc", "crun"])
 @pytest.mark.parametrize(
-    "case", ["as it is", "a volume on /etc", "in a user namespace", "a root that is no mount"]
+    "case",
+    [
+        *("as it is", "a volume on /etc", "a root that is no mount"),
+        pytest.param("in a user namespace", marks=reachable.by_others),
+    ],
 )
 def test_a_read_only_root(results: dict[str, Any], runtime: str, case: str) -> None:
     """Libraries found and parameters masked, also where the same was given before; or nothing."""

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import reachable
 from shim_host import LAUNCHER, PROGRAM, RUNTIMES, Call, ShimHost, asking
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES="
@@ -237,6 +238,7 @@ def test_b020_one_config_for_root_and_for_others(host: ShimHost) -> None:
     observed(f"nodes: {', '.join(len(found) * [str(len(found[0][0]))])}")
 
 
+@reachable.by_others
 def test_b021_spec_directories_that_are_links_or_cannot_be_read(hosts: Hosts) -> None:
     """A link is followed, and a directory that gives nothing does not hide the next."""
     host = hosts("--gpus", "4")

@@ -236,7 +236,7 @@ def test_a_config_file_that_cannot_be_used(place: Path) -> None:
         (b"[]", "is no JSON object: not an object"),
         (b'{"a": NaN}', "is no JSON object"),
         (b"{" * 100_000, "is no JSON object"),
-        (b'{"x": ' + b"[" * 100_000, "nested too deeply"),
+        (b'{"NVIDIA_": ' + b"[" * 100_000, "nested too deeply"),
         (b" " * (64 << 20), "larger than 16777216 bytes"),
         (b'{"NVIDIA_": 1, "process": 7}', "process is not an object"),
         (b'{"process": {"env": "NVIDIA_"}}', "not a list of strings"),
