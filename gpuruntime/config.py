@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration: which file is in force, its values, the compiled snapshot.
+"""The configuration: which config.toml is in force, and the values of its options.
 
-On the start path, which never parses TOML: values come from a JSON snapshot that records the file
-it was compiled from; a snapshot of another file, or of another state of it, does not count.
+On the start path, which never parses TOML: snapshots/config_snapshot.py loads the values.
 """
 
 from __future__ import annotations
@@ -11,26 +10,16 @@ import os
 import posixpath
 import stat
 
-from cdi import strictjson
 from gpuruntime.errors import ConfigError
 from gpuruntime.record import Record
-from gpuruntime.trust import may_trust
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from typing import Any
 
-    from gpuruntime.ready import Ready
-
-RUN_DIRECTORY = "/run/gpuruntime"
-SNAPSHOT = f"{RUN_DIRECTORY}/config.json"
-# 3: values of keys that the programs before did not know are in it.
-FORMAT = 3
-MAX_SNAPSHOT_BYTES = 1 << 20
-
-# Key → default; None: not set, true or false. gpuruntime/options.py says what each is for, and a
-# test holds the two equal: that table is too much for the start path.
+# Key → default; None: not set, true or false. gpuruntime/configfile/options.py describes each key,
+# and a test compares the two: that table is too much for the start path.
 RUNTIME = "nvidia-container-runtime"
 DEFAULTS: dict[str, Any] = {
     "accept-nvidia-visible-devices-as-volume-mounts": False,
@@ -180,125 +169,3 @@ def find(environment: Mapping[str, str]) -> tuple[str, os.stat_result] | None:
 def stamp(path: str, status: os.stat_result) -> list[Any]:
     """Return what tells one state of a config file from another."""
     return [path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns]
-
-
-def load(
-    environment: Mapping[str, str], compile_file: Callable[[str], Any], ready: Ready | None = None
-) -> Config:
-    """Return the configuration that *environment* selects.
-
-    Its values are those in *ready*, which keeps them, or in the snapshot of config files;
-    *compile_file* is called with the path when neither fits, and returns the values by key.
-    Raises ConfigError.
-    """
-    found = find(environment)
-    if found is None:
-        mark = path = None
-        values: Mapping[str, Any] = {}
-    else:
-        path, mark = found[0], stamp(*found)
-        kept = ready.values(mark) if ready is not None else None
-        if kept is None:
-            kept = _read_snapshot(mark)
-        values = compile_file(path) if kept is None else kept
-    if ready is not None:
-        ready.use(mark, values)
-    return Config(values, path)
-
-
-def compiled(mark: list[Any] | None) -> Config | None:
-    """Return the configuration as it was compiled from the file with the stamp *mark*, or None.
-
-    Without a config file there is no *mark*, and nothing to compile.
-    """
-    if mark is None:
-        return Config({}, None)
-    values = _read_snapshot(mark)
-    return None if values is None else Config(values, mark[0])
-
-
-def make_directory(path: str) -> None:
-    """Make the directory *path* for what we keep, if there is none; raise OSError."""
-    try:
-        # Not even for a moment may others put something there.
-        os.mkdir(path, 0o755)
-    except FileExistsError:
-        return
-    # Whatever the engine's umask is: a rootless engine reads what is in it, too.
-    os.chmod(path, 0o755)  # noqa: S103 (a directory without secrets)
-
-
-def read_object(directory: str, name: str, max_bytes: int) -> dict[str, Any] | None:
-    """Return the JSON object in the file *name* of *directory*, None if there is none to trust."""
-    try:
-        found = strictjson.loads(read_trusted(directory, name, max_bytes))
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def read_trusted(directory: str, name: str, max_bytes: int) -> bytes:
-    """Return the bytes of the file *name* of *directory*, none if there is none to trust."""
-    try:
-        fd = os.open(
-            f"{directory}/{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        )
-    except OSError:
-        return b""
-    try:
-        status = os.fstat(fd)
-        if not (
-            stat.S_ISREG(status.st_mode)
-            and may_trust(status)
-            and may_trust(os.stat(directory))
-            and status.st_size <= max_bytes
-        ):
-            return b""
-        return os.read(fd, status.st_size)
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)
-
-
-def replace(directory: str, name: str, data: bytes, mode: int = 0o644) -> None:
-    """Put *data* into the file *name* of *directory*, or leave it as it is.
-
-    Everyone may read it, unless *mode* says otherwise. What is kept there saves time; where it
-    cannot be kept, the next create does without.
-    """
-    temporary = f"{directory}/.{name}.{os.urandom(8).hex()}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        make_directory(directory)
-        if not may_trust(os.stat(directory)):
-            return
-        fd = os.open(temporary, flags, 0o600)
-    except OSError:
-        return
-    try:
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
-            os.fchmod(fd, mode)
-        finally:
-            os.close(fd)
-        os.rename(temporary, f"{directory}/{name}")
-    except OSError:
-        try:
-            os.unlink(temporary)
-        except OSError:
-            # Somebody has taken it away, or the whole directory.
-            return
-
-
-def _read_snapshot(expected: list[Any]) -> dict[str, Any] | None:
-    """Return the values of the snapshot if it is ours and of the file *expected*, else None."""
-    snapshot = read_object(RUN_DIRECTORY, posixpath.basename(SNAPSHOT), MAX_SNAPSHOT_BYTES)
-    if snapshot is None or snapshot.get("format") != FORMAT:
-        return None
-    values = snapshot.get("values")
-    if snapshot.get("file") != expected or not isinstance(values, dict):
-        return None
-    return values

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one door from the start path to what is expensive: a child with the CLI's interpreter.
 
-What is behind it (TOML, YAML, the driver) gives JSON; see gpuruntime/slow.py. Only a helper
-child is forked: the process that becomes the low-level runtime stays the one the engine started.
+The child reads TOML and YAML and asks the driver; it answers in JSON (slowpath_server.py). The
+process that becomes the low-level runtime stays the one that the engine started.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _GRACE_S = 2
 _STEP_S = 0.002
 # For these, the driver's modules have work to do.
 _OF_DRIVER = ("discover", "make-nodes")
-_HINT = 'run "{} -m gpuruntime.slow {}" to see why'
+_HINT = 'run "{} -m gpuruntime.slowpath_server {}" to see why'
 
 
 def ask(cli_python: str, question: str, argument: object, deadline_s: float = DEADLINE_S) -> Any:  # noqa: ANN401 (JSON)
-    """Return the answer of `gpuruntime.slow` to *question* about *argument*.
+    """Return the answer of `gpuruntime.slowpath_server` to *question* about *argument*.
 
     *cli_python* is the interpreter, or the words of its command with line feeds between. Raises
     GpuRuntimeError if that cannot be started or gives no answer, DriverError if the driver is
@@ -46,7 +46,7 @@ def ask(cli_python: str, question: str, argument: object, deadline_s: float = DE
             question_read, question_write = os.pipe()
             answer_read, answer_write = os.pipe()
             arguments = [
-                *(*words, "-I", "-B", "-X", "utf8", "-m", "gpuruntime.slow"),
+                *(*words, "-I", "-B", "-X", "utf8", "-m", "gpuruntime.slowpath_server"),
                 *(question, f"{deadline_s:g}"),
             ]
             pid = spawn(words[0], arguments, ENVIRONMENT, question_read, answer_write)

@@ -11,8 +11,8 @@ import errno
 import os
 import stat
 
-from gpuruntime import elf, ldcache
 from gpuruntime.errors import LdcacheError
+from gpuruntime.formats import elf, ldcache_merge
 from gpuruntime.record import Record
 from gpuruntime.system import drop_in
 from gpuruntime.system.compat import DEFAULT_ROOT, CompatInUse, CudaCompat
@@ -180,7 +180,7 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _mounted(root: Root, folder: str) -> list[ldcache.Entry]:
+def _mounted(root: Root, folder: str) -> list[ldcache_merge.Entry]:
     """Return an entry for each library that is a mount of its own in *folder*, and its `.so` link.
 
     The others are the image's, which its own cache has in the order that it wants.
@@ -191,7 +191,7 @@ def _mounted(root: Root, folder: str) -> list[ldcache.Entry]:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             return []
         raise _unreadable(folder, error) from error
-    found: dict[str, ldcache.Entry] = {}
+    found: dict[str, ldcache_merge.Entry] = {}
     links = []
     try:
         ours = mount_id(dirfd)
@@ -217,7 +217,7 @@ def _mounted(root: Root, folder: str) -> list[ldcache.Entry]:
     finally:
         os.close(dirfd)
     named = [
-        ldcache.Entry(name, f"{folder}/{name}", found[target].flags)
+        ldcache_merge.Entry(name, f"{folder}/{name}", found[target].flags)
         for name, target in links
         if target in found and is_clean(f"/{name}")
     ]
@@ -238,7 +238,7 @@ def _unreadable(folder: str, error: OSError) -> LdcacheError:
     )
 
 
-def _entry(fd: int, folder: str, name: str, names: Collection[str]) -> ldcache.Entry | None:
+def _entry(fd: int, folder: str, name: str, names: Collection[str]) -> ldcache_merge.Entry | None:
     try:
         with os.fdopen(reopen(fd, os.O_RDONLY), "rb") as file:
             found = elf.read(file)
@@ -247,8 +247,8 @@ def _entry(fd: int, folder: str, name: str, names: Collection[str]) -> ldcache.E
     except OSError as error:
         raise _unreadable(folder, error) from error
     soname = found.soname or name
-    if found.abi not in ldcache.ABI_FLAGS or not is_clean(f"/{soname}"):
+    if found.abi not in ldcache_merge.ABI_FLAGS or not is_clean(f"/{soname}"):
         return None
     # Where nothing has that name, the container's own ldconfig would make a link to this.
     place = soname if soname in names else name
-    return ldcache.Entry(soname, f"{folder}/{place}", ldcache.ABI_FLAGS[found.abi])
+    return ldcache_merge.Entry(soname, f"{folder}/{place}", ldcache_merge.ABI_FLAGS[found.abi])

@@ -14,7 +14,7 @@ import posixpath
 
 from cdi.complete import complete
 from cdi.errors import CdiError
-from gpuruntime import __version__, automatic, inventory_cache, request, slowpath, sources
+from gpuruntime import __version__, slowpath
 from gpuruntime import config as settings
 from gpuruntime.errors import (
     BundleError,
@@ -26,6 +26,9 @@ from gpuruntime.errors import (
     UnresolvedDeviceError,
 )
 from gpuruntime.oci.bundle import Bundle
+from gpuruntime.plan import from_inventory, sources
+from gpuruntime.request import parse
+from gpuruntime.snapshots import config_snapshot, inventory_snapshot
 from gpuruntime.system import mounts, syscalls
 from gpuruntime.system.bind import BindMount
 from hooks import options, state, update_container
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
 
     from cdi.wire import DeviceNode, Edits, OciConfig
     from gpuruntime.config import Config
-    from gpuruntime.request import Request
+    from gpuruntime.request.parse import Request
     from gpuruntime.system.ops import Operation
     from hooks.options import Given
 
@@ -160,7 +163,7 @@ def plan(state_: dict[str, Any], given: Given, cli_python: str) -> Plan | None:
     document = _read_config(bundle)
     config = _load(options.last(given, CONFIG), cli_python)
     legacy = f"{settings.RUNTIME}.mode"
-    asked = request.from_oci(document, settings.Config({**config.values, legacy: "legacy"}, None))
+    asked = parse.from_oci(document, settings.Config({**config.values, legacy: "legacy"}, None))
     if not asked:
         return None
     _require_mode(config)
@@ -179,7 +182,7 @@ def plan(state_: dict[str, Any], given: Given, cli_python: str) -> Plan | None:
         words = hook["args"][hook["args"].index(update_container.NAME) + 1 :]
         operations += update_container.plan(update_container.read(words))
     _load_modules(operations)
-    return Plan(bundle, pid, operations, deadline_s=automatic.hook_deadline(config))
+    return Plan(bundle, pid, operations, deadline_s=from_inventory.hook_deadline(config))
 
 
 def _granted_edits(asked: Request, document: OciConfig, config: Config, cli_python: str) -> Edits:
@@ -188,21 +191,21 @@ def _granted_edits(asked: Request, document: OciConfig, config: Config, cli_pyth
     One of MISSING if there is no such device, and NotGrantedError if *document* does not have it.
     """
     inventory, _ = sources.inventory_for(
-        asked, lambda *, fresh: inventory_cache.of_machine(config, cli_python, fresh=fresh)
+        asked, lambda *, fresh: inventory_snapshot.of_machine(config, cli_python, fresh=fresh)
     )
     # The path of a hook is not used: its steps are taken here.
     compat = _COMPAT.get(
         config[f"{settings.RUNTIME}.modes.legacy.cuda-compat-mode"],
         _COMPAT_OF_OLD in config.features,
     )
-    style = automatic.style(config, "/gpu-cdi-hook", cuda_compat=compat)
-    _require_granted(automatic.grant(asked, inventory, config, style).edits, document)
-    return automatic.driver_edits(asked, inventory, config, style).edits
+    style = from_inventory.style(config, "/gpu-cdi-hook", cuda_compat=compat)
+    _require_granted(from_inventory.grant(asked, inventory, config, style).edits, document)
+    return from_inventory.driver_edits(asked, inventory, config, style).edits
 
 
 def _load_modules(operations: Iterable[Operation]) -> None:
     """Load what *operations* would load when they need it: then it is too late."""
-    from gpuruntime import cuda_compat, elf  # noqa: F401, PLC0415 (no other hook does so)
+    from gpuruntime.formats import cuda_note, elf  # noqa: F401, PLC0415 (no other hook does so)
 
     if any(getattr(operation, "ldconfig", "") for operation in operations):
         from gpuruntime.system import sandbox  # noqa: F401, PLC0415 (as above)
@@ -237,7 +240,7 @@ def _load(path: str, cli_python: str) -> Config:
 
     if path and not os.path.exists(path):
         raise ConfigError(f'there is no config file "{path}"', "name one that exists")
-    return settings.load({"GPURUNTIME_CONFIG": path}, compiled)
+    return config_snapshot.load({"GPURUNTIME_CONFIG": path}, compiled)
 
 
 def _require_mode(config: Config) -> None:

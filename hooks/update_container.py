@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import posixpath
 
-from gpuruntime import ldcache
+from gpuruntime.formats import ldcache_merge
 from gpuruntime.system.compat import CudaCompat
 from gpuruntime.system.loader import LoaderCache
 from gpuruntime.system.names import LINK_PATH, is_clean, is_clean_name
@@ -96,23 +96,29 @@ def _link(value: str, kind: type[Link]) -> Link:
     return kind(path, target)
 
 
-def _entry(value: str) -> ldcache.Entry:
+def _entry(value: str) -> ldcache_merge.Entry:
     soname, _, rest = value.partition("::")
     path, _, abi = rest.partition("::")
-    if not is_clean_name(soname) or not is_clean(path) or abi not in ldcache.ABI_FLAGS:
+    if not is_clean_name(soname) or not is_clean(path) or abi not in ldcache_merge.ABI_FLAGS:
         raise refused(NAME, value, "is not SONAME::PATH::ABI")
     # The SONAME link, not the file: then a later ldconfig comes to the same result.
-    return ldcache.Entry(soname, f"{posixpath.dirname(path)}/{soname}", ldcache.ABI_FLAGS[abi])
+    return ldcache_merge.Entry(
+        soname, f"{posixpath.dirname(path)}/{soname}", ldcache_merge.ABI_FLAGS[abi]
+    )
 
 
-def _linked_entries(links: list[Link], entries: list[ldcache.Entry]) -> list[ldcache.Entry]:
+def _linked_entries(
+    links: list[Link], entries: list[ldcache_merge.Entry]
+) -> list[ldcache_merge.Entry]:
     """Return an entry for each `.so` link to a library: programs open them by that name too."""
     by_place = {entry.path: entry for entry in entries}
     found = []
     for link in links:
         target = by_place.get(f"{posixpath.dirname(link.path)}/{link.target}")
         if target is not None and link.path not in by_place:
-            found.append(ldcache.Entry(posixpath.basename(link.path), link.path, target.flags))
+            found.append(
+                ldcache_merge.Entry(posixpath.basename(link.path), link.path, target.flags)
+            )
     return found
 
 

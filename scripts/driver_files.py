@@ -16,10 +16,10 @@ from pathlib import Path
 TREE = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TREE))
 
-from gpuruntime import plan, selection  # noqa: E402 (the path to it)
 from gpuruntime.discover import table  # noqa: E402
 from gpuruntime.discover.driver import DriverRoot, find_driver  # noqa: E402
 from gpuruntime.model import Driver, File, Library  # noqa: E402
+from gpuruntime.plan import driver_files, gpu_edits  # noqa: E402 (the path to it)
 
 BRANCHES = ("535", "550")
 ROOTS = TREE / "build" / "driver-root"
@@ -93,8 +93,8 @@ class Root:
             os.path.relpath(item.host_path, self.path): item
             for item in (*self.driver.libraries, *self.driver.files)
         }
-        self.links = {link.partition("::")[2].lstrip("/") for link in plan.links(self.driver)}
-        self.brings = {name: _paths(selection.select(self.driver, [name])) for name in COLUMNS}
+        self.links = {link.partition("::")[2].lstrip("/") for link in gpu_edits.links(self.driver)}
+        self.brings = {name: _paths(driver_files.select(self.driver, [name])) for name in COLUMNS}
 
     def files(self) -> list[str]:
         """Return the paths of all files and links, relative."""

@@ -104,8 +104,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "ANN-06": (f"{_BUNDLE}test_unknown_oci_fields_survive_create",),
     "CDI-05": ("tests/conformance/test_corpus.py::test_a_case_ends_as_with_the_reference",),
     "CDI-07": (
-        "tests/unit/gpuruntime/test_plan.py::test_every_hook_has_an_environment_and_a_deadline",
-        "tests/unit/gpuruntime/test_plan.py::test_the_spec_is_in_canonical_order_and_of_the_lowest_version",
+        "tests/unit/gpuruntime/test_gpu_edits.py::test_every_hook_has_an_environment_and_a_deadline",
+        "tests/unit/gpuruntime/test_gpu_edits.py::test_the_spec_is_in_canonical_order_and_of_the_lowest_version",
     ),
     "NS-04": (
         "tests/system/test_user_namespaces.py::test_a_runtime_within_a_user_namespace_binds_too",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from simhost.artefacts import CONFIGS, LIBRARIES, TOOLS, Library
 
-from gpuruntime import ldcache
+from gpuruntime.formats import ldcache_merge
 
 VERSION = "550.163.01"
 OTHER = "535.261.03"
@@ -190,8 +190,11 @@ class Tree:
 
     def cache(self, *rows: tuple[str, str, str]) -> None:
         """Make the loader's cache of (name, path, ABI)."""
-        entries = [ldcache.Entry(name, path, ldcache.ABI_FLAGS[abi]) for name, path, abi in rows]
-        self.file("/etc/ld.so.cache", ldcache.merge(None, entries))
+        entries = [
+            ldcache_merge.Entry(name, path, ldcache_merge.ABI_FLAGS[abi])
+            for name, path, abi in rows
+        ]
+        self.file("/etc/ld.so.cache", ldcache_merge.merge(None, entries))
 
 
 def _named(names: Iterable[str]) -> list[Library]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpuruntime import host_state
+from gpuruntime import probes
 from gpuruntime.discover import fingerprint
 
 LIBRARIES = "driver/usr/lib/x86_64-linux-gnu"
@@ -80,9 +80,9 @@ def plan(host: Path, **options: Any) -> dict[str, list[Any]]:
             sys=str(host / "sys"),
             **options,
         ),
-        "config": [host_state.IDENTITY, [str(host / place) for place in places]],
+        "config": [probes.IDENTITY, [str(host / place) for place in places]],
         "CDI specs": [
-            host_state.IDENTITY,
+            probes.IDENTITY,
             [str(host / "specs"), str(host / "specs/vendor.json")],
         ],
     }

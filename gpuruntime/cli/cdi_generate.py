@@ -16,7 +16,7 @@ from gpuruntime.cli import generator, stamp
 from gpuruntime.cli.output import write_stdout
 from gpuruntime.errors import SpecError, escape
 from gpuruntime.model import Inventory
-from gpuruntime.trust import may_trust
+from gpuruntime.trusted_files import may_trust
 
 _ENDINGS = {".json": "json", ".yaml": "yaml", ".yml": "yaml"}
 

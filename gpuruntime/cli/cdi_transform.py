@@ -13,7 +13,7 @@ from cdi.wire import Spec
 from gpuruntime.cli import spec_files
 from gpuruntime.cli.output import write_stdout
 from gpuruntime.errors import ConfigError, SpecError, escape
-from gpuruntime.trust import may_trust
+from gpuruntime.trusted_files import may_trust
 
 _ENDINGS = (".json", ".yaml", ".yml")
 

@@ -10,15 +10,16 @@ from typing import Any
 
 import click
 
-from gpuruntime import companion, options
 from gpuruntime import config as settings
-from gpuruntime.cli import config_edit, config_lines
-from gpuruntime.cli import config_file as files
-from gpuruntime.cli.config_check import LDCONFIG, LDCONFIG_FEATURE, examine, sentence
-from gpuruntime.cli.config_compile import accepted, compile_file
 from gpuruntime.cli.output import write_stdout
+from gpuruntime.configfile import edit, options
+from gpuruntime.configfile import file as files
+from gpuruntime.configfile import lines as config_lines
+from gpuruntime.configfile.check import LDCONFIG, LDCONFIG_FEATURE, examine, sentence
+from gpuruntime.configfile.compilation import accepted, compile_file
+from gpuruntime.configfile.options import Value
 from gpuruntime.errors import ConfigError, escape
-from gpuruntime.options import Value
+from gpuruntime.launcher import companion
 
 USER = "nvidia-container-cli.user"
 
@@ -230,8 +231,8 @@ def _edit(
         files.parse(text, path)
     keys = set()
     for argument in sets:
-        option, value = config_edit.parse(argument, separator)
-        text = config_edit.apply(text, option, value)
+        option, value = edit.parse(argument, separator)
+        text = edit.apply(text, option, value)
         keys.add(option.key)
     # What was wrong before is not for this command to say, but what it makes is.
     if LDCONFIG_FEATURE in keys:

@@ -11,12 +11,14 @@ from typing import Any
 
 import click
 
-from gpuruntime import __version__, extras, model, resolve
+from gpuruntime import __version__, model
 from gpuruntime.cli.comma_option import CommaOption
 from gpuruntime.cli.output import write_stdout
 from gpuruntime.discover import inventory as machine
 from gpuruntime.errors import GpuRuntimeError, UnresolvedDeviceError
 from gpuruntime.model import GpuNodes, Inventory, Library, Node
+from gpuruntime.plan import devices
+from gpuruntime.request import driver_options
 
 PROGRAM = "nvidia-container-cli"
 _32_BIT = ("i386", "arm-hard-float", "arm-soft-float", "x32")
@@ -116,7 +118,7 @@ def list_(driver_root: str, /, **wanted: Any) -> None:  # noqa: ANN401 (click's 
     if everything:
         kinds = ("libraries", "binaries", "ipcs", "firmwares", "compat32")
         wanted.update(dict.fromkeys(kinds, True))
-        wanted["devices"] = (resolve.ALL,)
+        wanted["devices"] = (devices.ALL,)
     lines = [
         *_nodes(found, wanted),
         *_files(found, wanted),
@@ -134,13 +136,13 @@ def _nodes(found: Inventory, wanted: dict[str, Any]) -> list[str]:
     nodes: list[Node] = []
     if wanted["devices"]:
         nodes += found.control_nodes
-        for device in resolve.devices(wanted["devices"], found.gpus):
+        for device in devices.devices(wanted["devices"], found.gpus):
             nodes += [device.gpu.node, *(() if device.mig is None else device.mig[1:])]
     channels = {
         node.container_path.rpartition("/channel")[2]: node for node in found.features[model.IMEX]
     }
     for name in wanted["channels"]:
-        number = str(extras.channel(name, "--imex-channel"))
+        number = str(driver_options.channel(name, "--imex-channel"))
         if number not in channels:
             raise UnresolvedDeviceError(
                 f"there is no IMEX channel {number}", "make the channel on the host"

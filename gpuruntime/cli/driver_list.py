@@ -8,14 +8,15 @@ from typing import Any
 
 import click
 
-from gpuruntime import capabilities, plan, selection
-from gpuruntime.cli import config_compile
 from gpuruntime.cli.comma_option import CommaOption
 from gpuruntime.cli.output import write_stdout
+from gpuruntime.configfile import compilation
 from gpuruntime.discover import driver as discovery
-from gpuruntime.discover import places
+from gpuruntime.discover import search_paths
 from gpuruntime.errors import ConfigError, escape
 from gpuruntime.model import Driver, File, Library
+from gpuruntime.plan import driver_files, gpu_edits
+from gpuruntime.request import capabilities
 
 ALL = "all"
 # Of files, in the order in which they are listed; the libraries come behind the first.
@@ -67,12 +68,12 @@ def list_(
             known = ", ".join((ALL, *capabilities.ALL))
             raise ConfigError(f'invalid driver capability: "{name}"', f"use {known}")
     found = discovery.find_driver(
-        discovery.DriverRoot(driver_root or config_compile.driver_root()),
+        discovery.DriverRoot(driver_root or compilation.driver_root()),
         library_search_path=library_search_paths,
         config_search_path=config_search_paths,
     )
     if wanted and ALL not in wanted:
-        found = selection.select(found, wanted)
+        found = driver_files.select(found, wanted)
     if as_json:
         write_stdout(f"{json.dumps(as_object(found), indent=2)}\n")
         return
@@ -85,7 +86,7 @@ def list_(
 
 def ordered(found: Driver) -> list[Library | File]:
     """Return the driver's libraries and files, kind by kind."""
-    native = places.native_abi()
+    native = search_paths.native_abi()
     files = {kind: [file for file in found.files if file.kind == kind] for kind in _KINDS}
     libraries = sorted(found.libraries, key=lambda library: library.abi != native)
     first, *others = _KINDS
@@ -97,7 +98,7 @@ def as_object(found: Driver) -> dict[str, Any]:
     return {
         "version": found.version,
         "files": [_file(item) for item in ordered(found)],
-        "links": plan.links(found),
+        "links": gpu_edits.links(found),
         "problems": list(found.problems),
     }
 

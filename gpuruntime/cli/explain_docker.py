@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cdi.wire import OciConfig
-from gpuruntime.container import shortened
 from gpuruntime.errors import RequestError
+from gpuruntime.request.container import shortened
 
 # The hook that docker adds for `--gpus`, and the words that it takes for capabilities there.
 HOOK = "nvidia-container-runtime-hook"

@@ -11,15 +11,16 @@ from typing import Any
 
 from cdi.complete import in_user_namespace
 from cdi.registry import Registry
-from gpuruntime import programs, slowpath
+from gpuruntime import slowpath
 from gpuruntime.config import Config
 from gpuruntime.grant import Grant
-from gpuruntime.inventory_cache import Found, InventoryCache, inventory_of
 from gpuruntime.log import Log
-from gpuruntime.machine import Machine
 from gpuruntime.model import Inventory
 from gpuruntime.oci import lowlevel
-from gpuruntime.request import Request
+from gpuruntime.plan import hook_programs
+from gpuruntime.request.parse import Request
+from gpuruntime.shim.machine import Machine
+from gpuruntime.snapshots.inventory_snapshot import Found, InventorySnapshot, inventory_of
 
 RUNTIME = "gpu-container-runtime"
 
@@ -39,11 +40,11 @@ class ExplainHost(Machine):
 
     def grant(self, asked: Request) -> Grant:
         """Return what there is for *asked*, worked out anew."""
-        return self.work_out(asked, programs.hook_of(asked, self.program))[0]
+        return self.work_out(asked, hook_programs.hook_of(asked, self.program))[0]
 
     def program(self, name: str) -> str:
         """Return the path of the hook *name*; raise ConfigError if it is nowhere."""
-        return programs.find(name, self._config, launcher(), os.environ.get("PATH"))
+        return hook_programs.find(name, self._config, launcher(), os.environ.get("PATH"))
 
     def inventory(self, *, fresh: bool) -> Found:
         """Return the inventory of the snapshot, or a new one, which is not kept."""
@@ -56,7 +57,7 @@ class ExplainHost(Machine):
 
         kept = None
         if not fresh and self._config["health"] != "nvml":
-            kept = InventoryCache(root, discover, deadline_s).read()
+            kept = InventorySnapshot(root, discover, deadline_s).read()
         found = kept or Found(inventory_of(discover()), is_fresh=True, state=None)
         self.machine = found.inventory
         return found

@@ -13,9 +13,9 @@ from cdi.edits import apply
 from cdi.errors import CdiError
 from cdi.wire import OciConfig
 from gpuruntime.cli.explain_host import ExplainHost
-from gpuruntime.container import shortened
 from gpuruntime.errors import BundleError, RequestError, UnresolvedDeviceError
 from gpuruntime.oci.bundle import CONFIG_NAME, MAX_CONFIG_BYTES, Bundle
+from gpuruntime.request.container import shortened
 
 
 class Text(Bundle):

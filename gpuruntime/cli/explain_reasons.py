@@ -10,12 +10,14 @@ from typing import Any
 from cdi.edits import describe
 from cdi.registry import Registry
 from cdi.wire import Edits
-from gpuruntime import automatic, capabilities, extras, model, plan, resolve, selection
 from gpuruntime import config as settings
+from gpuruntime import model
 from gpuruntime.config import Config
 from gpuruntime.model import File, Inventory, Library
-from gpuruntime.request import Request
-from gpuruntime.resolve import Device
+from gpuruntime.plan import devices, driver_files, from_inventory, gpu_edits
+from gpuruntime.plan.devices import Device
+from gpuruntime.request import capabilities, driver_options
+from gpuruntime.request.parse import Request
 
 # Member of edits → what one of its items is called, and the member of it that tells it.
 _MEMBERS = {
@@ -35,12 +37,12 @@ _HOOK_STEPS = {
     "--mask-params": "hides that the driver may make device nodes",
     "--application-profile": "tells the driver's libraries which GPUs there are",
     "--chmod": "lets everybody into the directories of nodes",
-    plan.LINKS: "makes links to the driver's files",
-    plan.COMPAT: "lets newer CUDA libraries of the image count",
-    plan.LDCACHE: "enters the libraries into the loader's cache",
-    plan.PARAMS: "hides that the driver may make device nodes",
-    plan.PROFILE: "tells the driver's libraries which GPUs there are",
-    plan.CHMOD: "lets everybody into the directories of nodes",
+    gpu_edits.LINKS: "makes links to the driver's files",
+    gpu_edits.COMPAT: "lets newer CUDA libraries of the image count",
+    gpu_edits.LDCACHE: "enters the libraries into the loader's cache",
+    gpu_edits.PARAMS: "hides that the driver may make device nodes",
+    gpu_edits.PROFILE: "tells the driver's libraries which GPUs there are",
+    gpu_edits.CHMOD: "lets everybody into the directories of nodes",
     "prestart": "mounts the driver's files, in the mode legacy",
 }
 _IN_PLACE = "tells who looks later that the devices have been added"
@@ -109,16 +111,16 @@ def of_specs(asked: Request, known: Registry, default_kind: str) -> _Whys:
 def of_machine(asked: Request, machine: Inventory) -> _Whys:
     """Return why each thing of what the machine has now is there."""
     whys: _Whys = {("env", "NVIDIA_VISIBLE_DEVICES=void"): _IN_PLACE}
-    for device in automatic.devices(asked, machine):
+    for device in from_inventory.requested_devices(asked, machine):
         name = title(device)
         whys["deviceNodes", device.gpu.node.container_path] = f"node of {name}"
         drm = device.gpu.drm if device.mig is None else ()
         whys.update({("deviceNodes", n.container_path): f"DRM node of {name}" for n in drm})
         caps = device.mig[1:] if device.mig else ()
         whys.update({("deviceNodes", n.container_path): f"grants {name}" for n in caps})
-    variables = {feature: name for name, feature in extras.FEATURES.items()}
-    variables |= {f"mig-{right}": name for name, right in extras.MIG.items()}
-    variables[model.IMEX] = extras.IMEX_CHANNELS
+    variables = {feature: name for name, feature in driver_options.FEATURES.items()}
+    variables |= {f"mig-{right}": name for name, right in driver_options.MIG.items()}
+    variables[model.IMEX] = driver_options.IMEX_CHANNELS
     for feature, nodes in machine.features.items():
         why = f"asked for by {variables.get(feature, feature)}"
         whys.update({("deviceNodes", node.container_path): why for node in nodes})
@@ -135,15 +137,16 @@ def of_machine(asked: Request, machine: Inventory) -> _Whys:
 
 def gpus_of(asked: Request, machine: Inventory) -> list[Reason]:
     """Return which GPUs and MIG devices the container gets and which not."""
-    names = [device.name(resolve.INDEX) for device in automatic.devices(asked, machine)]
+    granted = from_inventory.requested_devices(asked, machine)
+    names = [device.name(devices.INDEX) for device in granted]
     by_name: dict[str, str] = {}
     for word in () if asked.driver_only else asked.ids:
-        for device in resolve.devices([word], machine.gpus):
-            by_name.setdefault(device.name(resolve.INDEX), word)
+        for device in devices.devices([word], machine.gpus):
+            by_name.setdefault(device.name(devices.INDEX), word)
     found = []
     others = []
     for device in _all(machine):
-        name = device.name(resolve.INDEX)
+        name = device.name(devices.INDEX)
         if name in names:
             why = f'asked for as "{by_name.get(name, name)}"'
             found.append(Reason(GPU, _described(device), why))
@@ -163,13 +166,13 @@ def files_left_out(
     for item in _files(machine):
         if item.container_path in mounted:
             continue
-        (name,) = selection.left_out(_only(item), _only())
+        (name,) = driver_files.left_out(_only(item), _only())
         if isinstance(item, File) and item.kind == "ipc" and name in asked.extras.capabilities:
             name = ""
         if not name:
             why = 'the feature flag "disable-ipc-discoverer" is set'
         elif name in supported or "all" in supported:
-            why = f'for {name}: add "{name}" to {extras.DRIVER_CAPABILITIES}'
+            why = f'for {name}: add "{name}" to {driver_options.DRIVER_CAPABILITIES}'
         else:
             why = f'for {name}: "supported-driver-capabilities" does not have it'
         yield Reason(LEFT_OUT, item.container_path, why)
@@ -178,13 +181,13 @@ def files_left_out(
 def title(device: Device) -> str:
     """Return what *device* is called in a sentence."""
     kind = "GPU" if device.mig is None else "MIG device"
-    return f"{kind} {device.name(resolve.INDEX)}"
+    return f"{kind} {device.name(devices.INDEX)}"
 
 
 def _described(device: Device) -> str:
     gpu = device.gpu.gpu
     return " ".join(
-        word for word in (device.name(resolve.INDEX), device.uuid, gpu.bus_id, gpu.name) if word
+        word for word in (device.name(devices.INDEX), device.uuid, gpu.bus_id, gpu.name) if word
     )
 
 
@@ -194,7 +197,7 @@ def _why_not(device: Device, asked: Request) -> str:
         return "the driver alone is asked for"
     if device.mig is None and gpu.mig_enabled:
         return "in MIG mode; its MIG devices are asked for by themselves"
-    if asked.ids == (resolve.ALL,) and gpu.name in resolve.DISPLAY_ONLY:
+    if asked.ids == (devices.ALL,) and gpu.name in devices.DISPLAY_ONLY:
         return 'it only drives a display, and "all" does not mean it'
     return "not asked for"
 

@@ -11,24 +11,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cdi.wire import Edits, OciConfig
-from gpuruntime import automatic, injection, request, requirements
 from gpuruntime import config as settings
-from gpuruntime.cli import config_file, explain_reasons, explain_request
-from gpuruntime.cli.config_compile import accepted
+from gpuruntime.cli import explain_reasons, explain_request
 from gpuruntime.cli.explain_host import ExplainHost, find_runtime
 from gpuruntime.cli.explain_reasons import REMOVED, Reason
 from gpuruntime.config import Config
-from gpuruntime.container import Container, Ignored
+from gpuruntime.configfile import file as config_file
+from gpuruntime.configfile.compilation import accepted
 from gpuruntime.errors import (
     GpuRuntimeError,
     RequestError,
     RuntimeExecError,
     bug,
 )
-from gpuruntime.injection import Injection
 from gpuruntime.model import Inventory
 from gpuruntime.oci.bundle import Bundle
-from gpuruntime.request import Request
+from gpuruntime.plan import from_inventory, injection
+from gpuruntime.plan.injection import Injection
+from gpuruntime.request import parse, requirements
+from gpuruntime.request.container import Container, Ignored
+from gpuruntime.request.parse import Request
 
 NO_DEVICE = "no device"
 _NOT_MET = "requirements not met: "
@@ -120,7 +122,7 @@ def _config(report: Report, path: str | None, mode: str) -> Config:
 def _decide(report: Report, bundle: Bundle, config: Config, host: ExplainHost) -> None:
     """Fill *report* in as far as it goes; raise the error that the runtime would."""
     document, doubt = bundle.parse()
-    if not request.may_ask(bundle.data, config):
+    if not parse.may_ask(bundle.data, config):
         _say_mode(report, Request(), config)
         report.reasons.append(Reason("", NO_DEVICE, "nothing in config.json asks for any"))
         return
@@ -128,7 +130,7 @@ def _decide(report: Report, bundle: Bundle, config: Config, host: ExplainHost) -
         raise bundle.ambiguous(doubt)
     # Also where the request cannot be read.
     report.mode = config.mode
-    asked = request.from_oci(document, config)
+    asked = parse.from_oci(document, config)
     _say_request(report, asked, document, config)
     try:
         decided = injection.decide(document, config, host)
@@ -189,7 +191,7 @@ def _requirement(text: str, asked: Request, machine: Inventory | None) -> Requir
     if machine is None:
         return Requirement(text, met=None, why="the driver has not been asked")
     try:
-        facts = automatic.facts(automatic.devices(asked, machine), machine)
+        facts = from_inventory.facts(from_inventory.requested_devices(asked, machine), machine)
         undecided = requirements.check([text], facts)
     except RequestError as error:
         return Requirement(text, met=False, why=error.message.removeprefix(_NOT_MET))

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from gpuruntime import config as settings
-from gpuruntime import extras, request, requirements
 from gpuruntime.config import Config
-from gpuruntime.container import Container, shown
-from gpuruntime.request import Request
+from gpuruntime.request import driver_options, parse, requirements
+from gpuruntime.request.container import Container, shown
+from gpuruntime.request.parse import Request
 
 
 def mode(asked: Request, config: Config) -> tuple[str, str]:
@@ -22,24 +22,24 @@ def mode(asked: Request, config: Config) -> tuple[str, str]:
 
 def asked_by(asked: Request, container: Container) -> str:
     """Return what of the container asks for the devices."""
-    if asked.source == request.ANNOTATIONS:
+    if asked.source == parse.ANNOTATIONS:
         prefixes = container.config.annotation_prefixes
         keys = sorted(key for key in container.document["annotations"] if key.startswith(prefixes))
         return f"annotations {shown(keys)}"
-    if asked.source == request.MOUNTS:
+    if asked.source == parse.MOUNTS:
         return f"mounts {shown(container.mount_names())}"
-    if asked.source == request.IMAGE:
+    if asked.source == parse.IMAGE:
         version = container.value("CUDA_VERSION")
-        return f"CUDA_VERSION={shown([version])} without {request.VISIBLE_DEVICES}: an old image"
+        return f"CUDA_VERSION={shown([version])} without {parse.VISIBLE_DEVICES}: an old image"
     swarm = [name for name in container.config.swarm if name in container.environment]
-    names = swarm or [request.VISIBLE_DEVICES]
+    names = swarm or [parse.VISIBLE_DEVICES]
     return ", ".join(f"{name}={shown([container.value(name)])}" for name in names)
 
 
 def nothing(asked: Request, container: Container) -> str:
     """Return why the container asks for nothing, or for nothing that counts."""
     names = [name for name in container.config.swarm if name in container.environment]
-    name = names[0] if names else request.VISIBLE_DEVICES
+    name = names[0] if names else parse.VISIBLE_DEVICES
     words = container.words(name)
     if asked.ignored:
         return "what asks for any does not count"
@@ -54,7 +54,7 @@ def nothing(asked: Request, container: Container) -> str:
 
 def capabilities(asked: Request, container: Container) -> str:
     """Return what decides over the driver capabilities."""
-    variable = extras.DRIVER_CAPABILITIES
+    variable = driver_options.DRIVER_CAPABILITIES
     if not asked.is_automatic:
         return f"those of the CDI spec, whatever {variable} says"
     key = "nvidia-container-runtime.modes.jit-cdi.driver-capabilities"
@@ -69,13 +69,13 @@ def capabilities(asked: Request, container: Container) -> str:
 
 def requirements_off(asked: Request, container: Container) -> str:
     """Return why requirements of the image are not checked, "" if they are or there are none."""
-    written = any(name.startswith(extras.REQUIRE) for name in container.environment)
+    written = any(name.startswith(driver_options.REQUIRE) for name in container.environment)
     if asked.extras.requirements or not (written or container.is_old_image):
         return ""
     if not asked.is_automatic:
         return "not checked in the mode cdi"
     if container.config["disable-require"]:
         return 'not checked: "disable-require" is set'
-    if requirements.is_true(container.value(extras.DISABLE_REQUIRE)):
-        return f"not checked: {extras.DISABLE_REQUIRE} is set"
+    if requirements.is_true(container.value(driver_options.DISABLE_REQUIRE)):
+        return f"not checked: {driver_options.DISABLE_REQUIRE} is set"
     return ""

@@ -6,10 +6,11 @@ from __future__ import annotations
 import re
 
 from cdi.wire import Edits
-from gpuruntime import model, plan, resolve
-from gpuruntime.discover import nodes
+from gpuruntime import model
+from gpuruntime.discover import device_nodes
 from gpuruntime.errors import DiscoveryError, RequestError, UnresolvedDeviceError
 from gpuruntime.model import Inventory
+from gpuruntime.plan import devices, gpu_edits
 
 MODES = (model.GDS, model.MOFED, model.GDRCOPY, model.NVSWITCH, model.IMEX)
 # The classes of their kinds, where it is not the mode's name.
@@ -24,7 +25,7 @@ def class_of(mode: str) -> str:
 
 
 def named_devices(
-    mode: str, ids: tuple[str, ...], inventory: Inventory, style: plan.Style
+    mode: str, ids: tuple[str, ...], inventory: Inventory, style: gpu_edits.Style
 ) -> list[tuple[str, Edits]]:
     """Return (name, edits) of the devices of *mode*: the channels of *ids*, else `all`.
 
@@ -32,29 +33,29 @@ def named_devices(
     """
     found = inventory.features[mode]
     if not found:
-        patterns = " or ".join(f'"{pattern}"' for pattern in nodes.FEATURES[mode])
+        patterns = " or ".join(f'"{pattern}"' for pattern in device_nodes.FEATURES[mode])
         raise DiscoveryError(
             f'nothing for the mode "{mode}": no device node {patterns}',
             'load the module that makes it, or name its directory with "--dev-root"',
         )
     if mode == model.IMEX:
         channels = {_number(node.container_path.rpartition("/")[2]): node for node in found}
-        asked = list(channels) if resolve.ALL in ids else [_number(name) for name in ids]
+        asked = list(channels) if devices.ALL in ids else [_number(name) for name in ids]
         return [
-            (str(number), plan.node_edits([_channel(number, channels)], style))
+            (str(number), gpu_edits.node_edits([_channel(number, channels)], style))
             for number in dict.fromkeys(asked)
         ]
-    edits = plan.node_edits(found, style)
+    edits = gpu_edits.node_edits(found, style)
     if mode == model.GDS and inventory.gds_files:
         edits["mounts"] = [
             {
                 "hostPath": file.host_path,
                 "containerPath": file.container_path,
-                "options": list(plan.MOUNT_OPTIONS),
+                "options": list(gpu_edits.MOUNT_OPTIONS),
             }
             for file in inventory.gds_files
         ]
-    return [(resolve.ALL, edits)]
+    return [(devices.ALL, edits)]
 
 
 def common_edits() -> Edits:
@@ -79,7 +80,7 @@ def _number(name: str) -> int:
 def _channel(number: int, channels: dict[int, model.Node]) -> model.Node:
     if number not in channels:
         raise UnresolvedDeviceError(
-            f'IMEX channel {number} not found at "{nodes.CHANNELS}/channel{number}"',
+            f'IMEX channel {number} not found at "{device_nodes.CHANNELS}/channel{number}"',
             f"name one that is there: {', '.join(map(str, channels))}",
         )
     return channels[number]

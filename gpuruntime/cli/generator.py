@@ -15,13 +15,16 @@ import click
 from cdi import generate, names
 from cdi.errors import CdiError
 from cdi.wire import Edits, Spec
-from gpuruntime import capabilities, host_state, plan, resolve, selection
-from gpuruntime.cli import config_compile, features
+from gpuruntime import probes
+from gpuruntime.cli import features
 from gpuruntime.cli.comma_option import CommaOption
+from gpuruntime.configfile import compilation
 from gpuruntime.discover import fingerprint
 from gpuruntime.discover import inventory as machine
 from gpuruntime.errors import ConfigError, DiscoveryError, SpecError, escape
 from gpuruntime.model import Inventory
+from gpuruntime.plan import devices, driver_files, gpu_edits
+from gpuruntime.request import capabilities
 
 AUTO, NVML, MANAGEMENT = "auto", "nvml", "management"
 # The incumbent's, which are not there yet.
@@ -160,13 +163,13 @@ _OPTIONS = (
         *("--disable-hook", "--disable-hooks", "disabled_hooks"),
         cls=CommaOption,
         envvar=_twins("DISABLED_HOOKS", "CDI_GENERATE_DISABLED_HOOKS"),
-        help=f"Step to leave out: {', '.join(plan.HOOKS)}, or all.",
+        help=f"Step to leave out: {', '.join(gpu_edits.HOOKS)}, or all.",
     ),
     click.option(
         *("--enable-hook", "--enable-hooks", "enabled_hooks"),
         cls=CommaOption,
         envvar=_twins("ENABLED_HOOKS", "CDI_GENERATE_ENABLED_HOOKS"),
-        help=f"Step to have all the same; {plan.CHMOD} is left out unless named.",
+        help=f"Step to have all the same; {gpu_edits.CHMOD} is left out unless named.",
     ),
     click.option(
         "--separate-hooks",
@@ -207,7 +210,7 @@ def checked(**given: Any) -> Options:  # noqa: ANN401 (click's values)
 
     Warnings go to standard error.
     """
-    given["driver_root"] = given["driver_root"] or config_compile.driver_root()
+    given["driver_root"] = given["driver_root"] or compilation.driver_root()
     given["dev_root"] = given["dev_root"] or given["driver_root"]
     given["mode"] = _mode(given["mode"].lower())
     default_vendor = "management.nvidia.com" if given["mode"] == MANAGEMENT else "nvidia.com"
@@ -215,15 +218,15 @@ def checked(**given: Any) -> Options:  # noqa: ANN401 (click's values)
     is_feature = given["mode"] in features.MODES
     default_class = features.class_of(given["mode"]) if is_feature else "gpu"
     given["class_"] = given["class_"] or default_class
-    given["name_strategies"] = given["name_strategies"] or (resolve.INDEX, resolve.UUID)
-    given["device_ids"] = given["device_ids"] or (resolve.ALL,)
-    given["driver_capabilities"] = given["driver_capabilities"] or (resolve.ALL,)
-    _check_words("device name strategy", given["name_strategies"], resolve.STRATEGIES)
+    given["name_strategies"] = given["name_strategies"] or (devices.INDEX, devices.UUID)
+    given["device_ids"] = given["device_ids"] or (devices.ALL,)
+    given["driver_capabilities"] = given["driver_capabilities"] or (devices.ALL,)
+    _check_words("device name strategy", given["name_strategies"], devices.STRATEGIES)
     _check_words(
-        "driver capability", given["driver_capabilities"], (resolve.ALL, *capabilities.ALL)
+        "driver capability", given["driver_capabilities"], (devices.ALL, *capabilities.ALL)
     )
-    _check_words("hook", given["disabled_hooks"], (resolve.ALL, *plan.HOOKS))
-    _check_words("hook", given["enabled_hooks"], plan.HOOKS)
+    _check_words("hook", given["disabled_hooks"], (devices.ALL, *gpu_edits.HOOKS))
+    _check_words("hook", given["enabled_hooks"], gpu_edits.HOOKS)
     for flag in given["feature_flags"]:
         if flag not in FEATURES:
             text = f'the feature flag "{flag}" has no effect'
@@ -233,7 +236,7 @@ def checked(**given: Any) -> Options:  # noqa: ANN401 (click's values)
         names.check_class(given["class_"])
     except CdiError as error:
         raise ConfigError(error.message, 'choose others with "--vendor" and "--class"') from error
-    if resolve.NONE in given["device_ids"] and not given["no_all_device"]:
+    if devices.NONE in given["device_ids"] and not given["no_all_device"]:
         click.echo('warning: with the device "none" there is no device "all"', err=True)
         given["no_all_device"] = True
     given["hook_path"] = _hook_path(given["hook_path"])
@@ -251,8 +254,8 @@ def discover(chosen: Options) -> Inventory:
         config_search_path=chosen.config_search_paths,
         management=chosen.mode == MANAGEMENT,
     )
-    decisive = [name for name in chosen.device_ids if name in (resolve.ALL, resolve.NONE)]
-    if decisive[:1] == [resolve.ALL]:
+    decisive = [name for name in chosen.device_ids if name in (devices.ALL, devices.NONE)]
+    if decisive[:1] == [devices.ALL]:
         _check_whole(inventory)
     return inventory
 
@@ -271,7 +274,7 @@ def _check_whole(inventory: Inventory) -> None:
 
 def state_of(chosen: Options) -> dict[str, Any]:
     """Return the state of the host that *chosen* is about; raise DiscoveryError."""
-    return host_state.read(
+    return probes.read(
         fingerprint.plan(
             chosen.driver_root,
             chosen.dev_root,
@@ -311,22 +314,22 @@ def _parts(chosen: Options, inventory: Inventory) -> tuple[list[tuple[str, Edits
         named = features.named_devices(chosen.mode, chosen.device_ids, inventory, style)
         return named, features.common_edits()
     driver = inventory.driver
-    if resolve.ALL not in chosen.driver_capabilities:
-        driver = selection.select(driver, chosen.driver_capabilities)
+    if devices.ALL not in chosen.driver_capabilities:
+        driver = driver_files.select(driver, chosen.driver_capabilities)
     if "disable-ipc-discoverer" in chosen.feature_flags:
-        driver = selection.without(driver, "ipc")
+        driver = driver_files.without(driver, "ipc")
     if chosen.mode == MANAGEMENT:
-        named = [(resolve.ALL, plan.management_edits(inventory.management_nodes, style))]
-        return named, plan.common_edits(driver, (), (), style)
-    found = resolve.devices(chosen.device_ids, inventory.gpus)
-    if resolve.NONE in chosen.device_ids and not found:
-        named = [(resolve.NONE, plan.empty_device())]
+        named = [(devices.ALL, gpu_edits.management_edits(inventory.management_nodes, style))]
+        return named, gpu_edits.common_edits(driver, (), (), style)
+    found = devices.devices(chosen.device_ids, inventory.gpus)
+    if devices.NONE in chosen.device_ids and not found:
+        named = [(devices.NONE, gpu_edits.empty_device())]
     else:
-        named = plan.named_devices(
+        named = gpu_edits.named_devices(
             found, chosen.name_strategies, style, with_all=not chosen.no_all_device
         )
     links = [link for device in found if not device.mig for link in device.gpu.links]
-    return named, plan.common_edits(driver, inventory.control_nodes, links, style)
+    return named, gpu_edits.common_edits(driver, inventory.control_nodes, links, style)
 
 
 def summary(inventory: Inventory, spec: Spec) -> str:
@@ -368,10 +371,10 @@ def _check_words(what: str, words: tuple[str, ...], known: tuple[str, ...]) -> N
             raise ConfigError(f'invalid {what}: "{word}"', f"use {', '.join(known)}")
 
 
-def _style(chosen: Options) -> plan.Style:
+def _style(chosen: Options) -> gpu_edits.Style:
     # Such a container looks after the nodes, and has no graphics.
-    without = (plan.PARAMS, plan.PROFILE) if chosen.mode == MANAGEMENT else ()
-    return plan.Style(
+    without = (gpu_edits.PARAMS, gpu_edits.PROFILE) if chosen.mode == MANAGEMENT else ()
+    return gpu_edits.Style(
         chosen.hook_path,
         disabled=(*chosen.disabled_hooks, *without),
         enabled=chosen.enabled_hooks,
@@ -408,7 +411,7 @@ def _hook_path(given: str | None) -> str:
         return given
     # By the incumbent's name, the spec is to be of use to its programs as well.
     is_incumbent = os.path.basename(sys.argv[0]) == "nvidia-ctk"
-    name = os.path.basename(given or (INCUMBENTS_HOOK if is_incumbent else plan.HOOK_NAME))
+    name = os.path.basename(given or (INCUMBENTS_HOOK if is_incumbent else gpu_edits.HOOK_NAME))
     # Beside the command, which may be called by a link, or beside the interpreter where that runs
     # a module.
     programs = (os.path.realpath(sys.argv[0]), os.path.abspath(sys.executable))

@@ -14,14 +14,16 @@ from typing import Any
 import click
 
 from cdi.complete import in_user_namespace
-from gpuruntime import __version__, driver_version, model_json, slowpath
+from gpuruntime import __version__, slowpath
 from gpuruntime.cli import system_devices as devices
 from gpuruntime.cli.checks import driver, engine_files, readers, specs
 from gpuruntime.cli.checks.machine import Machine
 from gpuruntime.cli.output import write_stdout
 from gpuruntime.config import DEFAULTS
 from gpuruntime.errors import GpuRuntimeError, escape
-from gpuruntime.inventory_cache import inventory_of
+from gpuruntime.formats import driver_version
+from gpuruntime.snapshots import inventory_json
+from gpuruntime.snapshots.inventory_snapshot import inventory_of
 
 FORMAT = 1
 _PROGRAMS = ("runc", "crun", "containerd", "dockerd", "podman", "crio", "systemctl")
@@ -139,7 +141,7 @@ def _inventory(machine: Machine) -> tuple[dict[str, Any] | None, str]:
     question = {"driver root": config.driver_root or "/", "deadline_s": deadline_s}
     try:
         answer = slowpath.ask(sys.executable, "discover", question, deadline_s)
-        return model_json.encode(inventory_of(answer)), ""
+        return inventory_json.encode(inventory_of(answer)), ""
     except GpuRuntimeError as error:
         return None, str(error)
 

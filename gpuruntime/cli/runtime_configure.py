@@ -15,9 +15,9 @@ import click
 
 from gpuruntime.cli.comma_option import CommaOption
 from gpuruntime.cli.output import write_stdout
-from gpuruntime.engines import files, oci_hook, places, plans, records, targets, work
+from gpuruntime.engines import config_paths, files, oci_hook, plans, records, targets, work
+from gpuruntime.engines.config_paths import Place
 from gpuruntime.engines.entry import Entry
-from gpuruntime.engines.places import Place
 from gpuruntime.engines.plans import Plan
 from gpuruntime.errors import ConfigError, escape
 
@@ -43,7 +43,7 @@ def _flag(*names: str, help_: str) -> Callable[..., Any]:
     "--engine",
     "engine",
     metavar="ENGINE",
-    help=f"The engine: {', '.join(places.names())}.  [default: the one that is here]",
+    help=f"The engine: {', '.join(config_paths.names())}.  [default: the one that is here]",
 )
 @click.option("--config", "config_path", metavar="FILE", help="Its config file.")
 @click.option(
@@ -162,18 +162,18 @@ class _Options:
 
     def place(self) -> Place:
         """Return where the engine's config is; raise ConfigError if that cannot be told."""
-        host = places.this_host()
+        host = config_paths.this_host()
         default = "docker" if self.is_incumbent else None
         brand = "nvidia" if self.is_incumbent else "gpuruntime"
-        name = self.engine or default or places.choose(host)
-        place = places.find(name, host, brand)
+        name = self.engine or default or config_paths.choose(host)
+        place = config_paths.find(name, host, brand)
         if self.config_path:
             path = os.path.abspath(self.config_path)
-            if place.family == "docker" and places.is_of_snap(path):
-                raise places.snap_refusal()
+            if place.family == "docker" and config_paths.is_of_snap(path):
+                raise config_paths.snap_refusal()
             if path != place.config:
                 if not self.is_incumbent:
-                    place = places.beside(place, path, brand)
+                    place = config_paths.beside(place, path, brand)
                 place = dataclasses.replace(place, config=path, socket="")
         if self.drop_in is None or self.drop_in == SENTINEL:
             return place

@@ -11,7 +11,7 @@ import click
 
 from cdi import registry, yamlio
 from gpuruntime.errors import ConfigError
-from gpuruntime.trust import may_trust
+from gpuruntime.trusted_files import may_trust
 
 # The incumbent's variable as well; both hold directories separated by commas.
 VARIABLES = ("GPURUNTIME_CDI_SPEC_DIRS", "NVIDIA_CTK_CDI_SPEC_DIRS")

@@ -19,14 +19,15 @@ import click
 from cdi import store
 from cdi.errors import CdiError
 from cdi.wire import Edits, Spec
-from gpuruntime import config, host_state
+from gpuruntime import probes
 from gpuruntime.cli.generator import Options
 from gpuruntime.discover import fingerprint
 from gpuruntime.errors import escape
-from gpuruntime.trust import may_trust
+from gpuruntime.snapshots.storage import RUN_DIRECTORY
+from gpuruntime.trusted_files import may_trust
 
 _OPTIONS, _FILES = "options", "mounted files"
-DIRECTORY = f"{config.RUN_DIRECTORY}/specs"
+DIRECTORY = f"{RUN_DIRECTORY}/specs"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def write(
     """Write the stamp of *spec*, which is *text* at *path*; a warning if that cannot be."""
     mounts = spec.get("containerEdits", Edits()).get("mounts", [])
     # A file that is written to in place changes no directory.
-    files = host_state.identities(mount["hostPath"] for mount in mounts)
+    files = probes.identities(mount["hostPath"] for mount in mounts)
     stamp = Stamp(
         path=os.path.abspath(path),
         digest=_digest(text.encode()),
@@ -106,7 +107,7 @@ def changed(stamp: Stamp, chosen: Options) -> list[str]:
     """Return the names of what has changed of that which the spec was made from; [] if nothing."""
     return [
         *([_OPTIONS] if stamp.options != _plain(chosen) else []),
-        *host_state.changed(stamp.fingerprint),
+        *probes.changed(stamp.fingerprint),
     ]
 
 

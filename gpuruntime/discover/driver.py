@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import os
 
-from gpuruntime.discover import libraries, places, version
+from gpuruntime.discover import libraries, search_paths, version
 from gpuruntime.discover.files import Finder
-from gpuruntime.discover.places import NVML_NAME, native_abi
 from gpuruntime.discover.root import DriverRoot
-from gpuruntime.driver_version import of_name
+from gpuruntime.discover.search_paths import NVML_NAME, native_abi
 from gpuruntime.errors import DiscoveryError, DriverError
+from gpuruntime.formats.driver_version import of_name
 from gpuruntime.model import Driver
 
 TYPE_CHECKING = False
@@ -45,7 +45,7 @@ VARIABLES = ("XDG_DATA_DIRS", "CUDA_MPS_PIPE_DIRECTORY")
 
 def library_directories(root: DriverRoot) -> list[str]:
     """Return where to look for driver libraries: the loader's directories, then the known."""
-    return places.library_candidates(root)
+    return search_paths.library_candidates(root)
 
 
 def find_nvml(
@@ -61,7 +61,7 @@ def find_nvml(
     DiscoveryError if it is of another version than the module, or cannot be used.
     """
     native = native or native_abi()
-    directories = places.libraries(root, library_search_path, native)
+    directories = search_paths.libraries(root, library_search_path, native)
     found, refused = _nvmls(directories, native)
     if not found:
         if refused:
@@ -116,7 +116,7 @@ def _no_driver(
     )
     for path in elsewhere:
         other = _other_root(root, path)
-        if other is not None and _nvmls(places.libraries(other, (), native), native)[0]:
+        if other is not None and _nvmls(search_paths.libraries(other, (), native), native)[0]:
             return DriverError(
                 f'{message}; there is one below "{path}"',
                 f'name that directory with "--driver-root {path}", or as '
@@ -161,7 +161,7 @@ def find_driver(
     *environment*, its VARIABLES add more places. Raises DiscoveryError and DriverError.
     """
     native = native or native_abi()
-    directories = places.libraries(root, library_search_path, native)
+    directories = search_paths.libraries(root, library_search_path, native)
     if driver_version is None:
         chosen = version.choose(root, directories)
         if not chosen and any(NVML_NAME in directory.names for directory in directories):

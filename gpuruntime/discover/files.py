@@ -9,11 +9,11 @@ import posixpath
 import re
 import stat
 
-from gpuruntime.capabilities import COMPAT32
-from gpuruntime.discover import places, table
+from gpuruntime.discover import search_paths, table
 from gpuruntime.discover.root import is_clean
 from gpuruntime.errors import DiscoveryError
 from gpuruntime.model import File
+from gpuruntime.request.capabilities import COMPAT32
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Finder:
         Whatever chain of alternatives leads to the file.
         """
         for row in table.BINARIES:
-            if not any(self._binary(row, directory) for directory in places.BINARIES):
+            if not any(self._binary(row, directory) for directory in search_paths.BINARIES):
                 self._private(row)
 
     def _binary(self, row: table.Row, directory: str) -> bool:
@@ -80,7 +80,7 @@ class Finder:
 
         In the directories of *search_path*, host paths, or in the usual ones without.
         """
-        bases = places.configurations(self._root, search_path, data_dirs)
+        bases = search_paths.configurations(self._root, search_path, data_dirs)
         for row in table.CONFIGS:
             found = False
             if row.name.startswith(table.ONCE):
@@ -118,7 +118,7 @@ class Finder:
 
     def xorg(self) -> None:
         """Find each module of Xorg where it is first."""
-        bases = places.xorg(self._root, self._directories)
+        bases = search_paths.xorg(self._root, self._directories)
         for row in table.XORGS:
             if not any(self._module(row, root, directory) for root, directory in bases):
                 self._private(row)
@@ -149,7 +149,7 @@ class Finder:
         """Find the firmware of the version."""
         for row in table.FIRMWARES:
             seen: set[str] = set()
-            for directory in places.firmware(self._root, kernel_release):
+            for directory in search_paths.firmware(self._root, kernel_release):
                 for path in self._matching(self._root, directory, row.name):
                     real = self._file(self._root, path)
                     if real and real not in seen:
@@ -232,5 +232,5 @@ class Finder:
         """Return the ABI that a file of this *name* is for: "" for any, None if it is not ours."""
         for mark, abi in table.MACHINES.items():
             if f".{mark}." in name:
-                return abi if abi in places.abis(self._native) else None
+                return abi if abi in search_paths.abis(self._native) else None
         return ""

@@ -12,19 +12,25 @@ import os
 import posixpath
 from collections.abc import Iterable, Sequence
 
-from gpuruntime import host_state
-from gpuruntime.discover import driver, inventory, nodes, places, table
+from gpuruntime import probes
+from gpuruntime.discover import device_nodes, driver, inventory, table
+from gpuruntime.discover import search_paths as places
 from gpuruntime.discover.files import MPS_DIRECTORY, private_directory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpuruntime.host_state import Plan
+    from gpuruntime.probes import Plan
 
 _MODULES = ("nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm")
 _RUN = ("/run", "/var/run")
 _TABLE = "discover/table.py"
 _DEVICES = "bus/pci/devices"
-_CONTROL_NODES = ("/dev/nvidia*", f"{nodes.CAPS}/*", f"{nodes.CHANNELS}/*", f"{nodes.DRI}/*")
+_CONTROL_NODES = (
+    "/dev/nvidia*",
+    f"{device_nodes.CAPS}/*",
+    f"{device_nodes.CHANNELS}/*",
+    f"{device_nodes.DRI}/*",
+)
 
 
 def plan(
@@ -50,46 +56,46 @@ def plan(
     others = _other_directories(root, libraries, config_search_paths, variables["XDG_DATA_DIRS"])
     nvidia = f"{proc}/driver/nvidia"
     found = {
-        host_state.PROGRAM: [host_state.PROGRAM, [host_state.VERSION, _TABLE]],
+        probes.PROGRAM: [probes.PROGRAM, [probes.VERSION, _TABLE]],
         "driver root": [
-            host_state.PLACE,
+            probes.PLACE,
             # The former may become a link to another.
             _unique([os.path.abspath(driver_root), root.path]),
         ],
-        "modules": [host_state.PLACE, [f"{sys}/module/{name}" for name in _MODULES]],
-        "majors": [host_state.CONTENT, [f"{proc}/devices"]],
+        "modules": [probes.PLACE, [f"{sys}/module/{name}" for name in _MODULES]],
+        "majors": [probes.CONTENT, [f"{proc}/devices"]],
         "module version": [
-            host_state.CONTENT,
+            probes.CONTENT,
             _unique([f"{nvidia}/version", root.host_path("/proc/driver/nvidia/version")]),
         ],
-        "GPUs": [host_state.NAMES, [f"{nvidia}/gpus"]],
-        "drivers of GPUs": [host_state.LINK, _of_gpus(nvidia, sys, "driver")],
-        "MIG devices": [host_state.NAMES, _mig_directories(f"{nvidia}/capabilities")],
-        "MIG capabilities": [host_state.CONTENT, [f"{proc}/driver/nvidia-caps/mig-minors"]],
-        "loader cache": [host_state.IDENTITY, [root.host_path("/etc/ld.so.cache")]],
-        "loader configuration": [host_state.IDENTITY, _loader_configuration(root)],
-        "library directories": [host_state.IDENTITY, libraries],
+        "GPUs": [probes.NAMES, [f"{nvidia}/gpus"]],
+        "drivers of GPUs": [probes.LINK, _of_gpus(nvidia, sys, "driver")],
+        "MIG devices": [probes.NAMES, _mig_directories(f"{nvidia}/capabilities")],
+        "MIG capabilities": [probes.CONTENT, [f"{proc}/driver/nvidia-caps/mig-minors"]],
+        "loader cache": [probes.IDENTITY, [root.host_path("/etc/ld.so.cache")]],
+        "loader configuration": [probes.IDENTITY, _loader_configuration(root)],
+        "library directories": [probes.IDENTITY, libraries],
         "libraries": [
-            host_state.IDENTITY,
+            probes.IDENTITY,
             _there(
                 f"{directory}/{name}"
                 for directory in libraries
                 for name in (places.CUDA_NAME, places.NVML_NAME)
             ),
         ],
-        "programs": [host_state.IDENTITY, _programs(root)],
-        "other files": [host_state.IDENTITY, _existing(others)],
-        "firmware path": [host_state.CONTENT, _firmware_paths(root, sys)],
-        "device nodes": [host_state.NODES, [f"{dev}{path}" for path in _CONTROL_NODES]],
-        "DRM devices": [host_state.NAMES, _of_gpus(nvidia, sys, "drm")],
-        "DRM links": [host_state.LINK, _drm_links(nvidia, dev)],
-        "nodes of features": [host_state.NODES, _feature_nodes(dev)],
+        "programs": [probes.IDENTITY, _programs(root)],
+        "other files": [probes.IDENTITY, _existing(others)],
+        "firmware path": [probes.CONTENT, _firmware_paths(root, sys)],
+        "device nodes": [probes.NODES, [f"{dev}{path}" for path in _CONTROL_NODES]],
+        "DRM devices": [probes.NAMES, _of_gpus(nvidia, sys, "drm")],
+        "DRM links": [probes.LINK, _drm_links(nvidia, dev)],
+        "nodes of features": [probes.NODES, _feature_nodes(dev)],
         "sockets": [
-            host_state.NODES,
+            probes.NODES,
             _sockets(root, variables["CUDA_MPS_PIPE_DIRECTORY"] or MPS_DIRECTORY),
         ],
         "files of features": [
-            host_state.EXISTS,
+            probes.EXISTS,
             _unique(
                 path
                 for file in (inventory.UDEV, inventory.CUFILE)
@@ -98,7 +104,7 @@ def plan(
         ],
     }
     if environment:
-        found["environment"] = [host_state.VARIABLE, list(variables)]
+        found["environment"] = [probes.VARIABLE, list(variables)]
     return found
 
 
@@ -214,7 +220,7 @@ def _of_gpus(nvidia: str, sys: str, what: str) -> list[str]:
 
 def _drm_links(nvidia: str, dev: str) -> list[str]:
     return [
-        f"{dev}{nodes.BY_PATH}/pci-{bus_id}-{kind}"
+        f"{dev}{device_nodes.BY_PATH}/pci-{bus_id}-{kind}"
         for bus_id in _names(f"{nvidia}/gpus")
         for kind in ("card", "render")
     ]
@@ -234,8 +240,8 @@ def _feature_nodes(dev: str) -> list[str]:
     """Return patterns of nodes that _CONTROL_NODES leave, some of which the host can have, too."""
     return _unique(
         f"{root}{pattern}"
-        for feature, patterns in nodes.FEATURES.items()
-        for root in (dev, *([""] if feature in nodes.HOST_FEATURES else []))
+        for feature, patterns in device_nodes.FEATURES.items()
+        for root in (dev, *([""] if feature in device_nodes.HOST_FEATURES else []))
         for pattern in patterns
         if root != dev or not pattern.startswith("/dev/nvidia")
     )

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Sequence
 from contextlib import contextmanager
 
-from gpuruntime.discover import driver, nodes, nvml, platform, version
+from gpuruntime.discover import device_nodes, driver, nvml, platform, version
 from gpuruntime.errors import DiscoveryError, DriverError
 from gpuruntime.model import GDS, Driver, File, GpuNodes, Inventory
 
@@ -60,11 +60,11 @@ def discover(
                 driver=found,
                 gpus=(),
                 control_nodes=(),
-                management_nodes=nodes.management_nodes(dev),
+                management_nodes=device_nodes.management_nodes(dev),
                 cuda_version=answer.cuda_version,
                 problems=answer.problems,
             )
-        gpus, problems = nodes.gpu_nodes(answer.gpus, dev, strict=strict)
+        gpus, problems = device_nodes.gpu_nodes(answer.gpus, dev, strict=strict)
         problems = (*answer.problems, *problems, *_without_mig_devices(gpus))
         if strict and not gpus:
             raise DiscoveryError(
@@ -73,11 +73,11 @@ def discover(
                 if dev.path == "/" or answer.problems
                 else 'name the directory whose "dev" holds the nodes with "--dev-root"',
             )
-        features = nodes.feature_nodes(dev, host)
+        features = device_nodes.feature_nodes(dev, host)
         return Inventory(
             driver=found,
             gpus=gpus,
-            control_nodes=nodes.control_nodes(dev, strict=strict),
+            control_nodes=device_nodes.control_nodes(dev, strict=strict),
             features=features,
             gds_files=_gds_files(root) if features[GDS] else (),
             cuda_version=answer.cuda_version,
@@ -93,7 +93,7 @@ def discover_features(driver_root: str, dev_root: str) -> Inventory:
     """
     root = driver.DriverRoot(driver_root)
     with _dev_roots(dev_root) as (dev, host):
-        features = nodes.feature_nodes(dev, host)
+        features = device_nodes.feature_nodes(dev, host)
     loaded = version.of_module(root) or version.of_module(root.host)
     return Inventory(
         driver=Driver(version=loaded, libraries=(), files=()),
@@ -105,11 +105,11 @@ def discover_features(driver_root: str, dev_root: str) -> Inventory:
 
 
 @contextmanager
-def _dev_roots(dev_root: str) -> Iterator[tuple[nodes.DevRoot, nodes.DevRoot]]:
+def _dev_roots(dev_root: str) -> Iterator[tuple[device_nodes.DevRoot, device_nodes.DevRoot]]:
     """Give the dev root and the host's own, for which one may stand."""
-    dev = nodes.DevRoot(dev_root)
+    dev = device_nodes.DevRoot(dev_root)
     try:
-        host = dev if dev.path == "/" else nodes.DevRoot("/")
+        host = dev if dev.path == "/" else device_nodes.DevRoot("/")
         try:
             yield dev, host
         finally:

@@ -7,9 +7,9 @@ import fnmatch
 import posixpath
 import re
 
-from gpuruntime.discover import places, table, version
-from gpuruntime.driver_version import of_name
+from gpuruntime.discover import search_paths, table, version
 from gpuruntime.errors import DiscoveryError, GpuRuntimeError
+from gpuruntime.formats.driver_version import of_name
 from gpuruntime.model import Library
 from gpuruntime.record import Record
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from gpuruntime.discover.root import Directory, DriverRoot
-    from gpuruntime.elf import Elf
+    from gpuruntime.formats.elf import Elf
 
 # Without these two nothing works.
 REQUIRED = ("libcuda", "libnvidia-ml")
@@ -77,7 +77,7 @@ def find(
     scan = _Scan()
     for directory in directories:
         _read(scan, directory, driver_version)
-    files = _unique(_belonging(scan), places.abis(native))
+    files = _unique(_belonging(scan), search_paths.abis(native))
     for stem in REQUIRED:
         if not any(file.row.name == stem and file.elf.abi == native for file in files):
             raise _missing(root, directories, scan, stem, (driver_version, native))
@@ -86,7 +86,7 @@ def find(
     libraries.sort(key=lambda library: library.container_path)
     problems = [str(error.message) for errors in scan.refused.values() for error in errors]
     problems += _missing_needed(libraries, driver_version)
-    problems += _half_upgraded(scan, files, driver_version, places.abis(native))
+    problems += _half_upgraded(scan, files, driver_version, search_paths.abis(native))
     return libraries, problems
 
 

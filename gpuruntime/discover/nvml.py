@@ -17,8 +17,8 @@ import signal
 import time
 from typing import Any, NoReturn
 
-from gpuruntime.driver_version import of_module_text, of_name
 from gpuruntime.errors import DriverError, escape
+from gpuruntime.formats.driver_version import of_module_text, of_name
 from gpuruntime.model import Gpu, MigDevice
 from gpuruntime.record import Record
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import posixpath
 
-from gpuruntime.discover import places
+from gpuruntime.discover import search_paths
 from gpuruntime.errors import ConfigError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gpuruntime.discover.nodes import DevRoot
+    from gpuruntime.discover.device_nodes import DevRoot
     from gpuruntime.discover.root import DriverRoot
     from gpuruntime.model import Gpu
 
@@ -29,7 +29,7 @@ def refuse_wsl(root: DriverRoot, dev: DevRoot) -> None:
     """Raise ConfigError below the Windows Subsystem for Linux, which has no driver of its own."""
     if not dev.exists("/dev/dxg"):
         return
-    directories = (_WSL_LIBRARIES, *places.library_candidates(root))
+    directories = (_WSL_LIBRARIES, *search_paths.library_candidates(root))
     if any(root.locate(posixpath.join(directory, _DXCORE)) for directory in directories):
         raise _not_yet("wsl", f'WSL, with "/dev/dxg" and "{_DXCORE}"')
 

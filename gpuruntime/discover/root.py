@@ -14,11 +14,11 @@ import posixpath
 import re
 import stat
 
-from gpuruntime import elf
 from gpuruntime.errors import DiscoveryError
+from gpuruntime.formats import elf
 from gpuruntime.record import Record
 from gpuruntime.system.paths import Root, read_regular, reopen
-from gpuruntime.trust import may_trust
+from gpuruntime.trusted_files import may_trust
 
 # What a CDI spec and the hook's arguments can say without a second meaning.
 _CLEAN = re.compile(r"(?:/[A-Za-z0-9_.+~@-]+)+\Z")

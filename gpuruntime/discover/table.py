@@ -7,8 +7,8 @@ that a driver newer than this table works on its first day.
 
 from __future__ import annotations
 
-from gpuruntime.capabilities import COMPUTE, GRAPHICS, NGX, UTILITY, VIDEO
 from gpuruntime.record import Record
+from gpuruntime.request.capabilities import COMPUTE, GRAPHICS, NGX, UTILITY, VIDEO
 
 ALL = ""  # every capability
 NEVER = "never"

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from gpuruntime.discover.places import CUDA_NAME, NVML_NAME
-from gpuruntime.driver_version import VERSION, of_module_text, of_name
+from gpuruntime.discover.search_paths import CUDA_NAME, NVML_NAME
 from gpuruntime.errors import DriverError
+from gpuruntime.formats.driver_version import VERSION, of_module_text, of_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpuruntime.engines import containerd, containerd_socket, files, toml_text
+from gpuruntime.engines.config_paths import Place
 from gpuruntime.engines.edits import Edit, table_at
 from gpuruntime.engines.entry import Entry
 from gpuruntime.engines.errors import BadFileError
-from gpuruntime.engines.places import Place
 from gpuruntime.engines.plans import Plan, drop_in, edited
 from gpuruntime.errors import ConfigError
 

@@ -7,7 +7,7 @@ import os
 import stat
 
 from gpuruntime.errors import ConfigError
-from gpuruntime.trust import may_trust
+from gpuruntime.trusted_files import may_trust
 
 MAX_BYTES = 1 << 20
 NEW_FILE_MODE = 0o644

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from gpuruntime.engines import files
 from gpuruntime.errors import ConfigError
-from gpuruntime.trust import may_trust
+from gpuruntime.trusted_files import may_trust
 
 FORMAT = 1
 DIRECTORY = "/var/lib/gpuruntime/engines"

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpuruntime.engines import crio, docker, edits, files, podman, template_plan, toml_text
+from gpuruntime.engines.config_paths import Place
 from gpuruntime.engines.containerd_plan import drop_ins, of_containerd, of_k0s
 from gpuruntime.engines.edits import Edit
 from gpuruntime.engines.entry import Entry
 from gpuruntime.engines.errors import BadFileError
-from gpuruntime.engines.places import Place
 from gpuruntime.engines.plans import Plan, drop_in, edited
 from gpuruntime.errors import ConfigError
 

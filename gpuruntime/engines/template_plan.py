@@ -6,8 +6,8 @@ from __future__ import annotations
 import os
 
 from gpuruntime.engines import files, template
+from gpuruntime.engines.config_paths import Place
 from gpuruntime.engines.entry import Entry
-from gpuruntime.engines.places import Place
 from gpuruntime.engines.plans import Plan, whole
 from gpuruntime.engines.work import Target
 from gpuruntime.errors import ConfigError

@@ -2,7 +2,7 @@
  *
  * The companion file: what Python compiled for us from the config file that is in force.
  *
- * gpuruntime/companion.py writes it; README.md has the format.
+ * gpuruntime/launcher/companion.py writes it; README.md has the format.
  */
 
 #ifndef GPURUNTIME_COMPANION_H

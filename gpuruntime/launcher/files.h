@@ -77,7 +77,7 @@ static bool lacks_host_root(void)
 	return true;
 }
 
-/* True if nobody but root and ourselves can have written what *info* describes; gpuruntime/trust.py
+/* True if nobody but root and ourselves can have written what *info* describes; gpuruntime/trusted_files.py
  * is the same rule. */
 static bool trusted(const struct statx *info)
 {

@@ -2,7 +2,7 @@
  *
  * What the host answers to a few questions, each answer as a text.
  *
- * gpuruntime/host_state.py asks the same ones, gpuruntime/replay.py writes its answers as they are
+ * gpuruntime/probes.py asks the same ones, gpuruntime/launcher/replay.py writes its answers as they are
  * written here; tests run one table of cases through both.  Other errors than "not there" are
  * answered alike: "-".
  */
@@ -20,7 +20,7 @@
 #include "kernel.h"
 #include "text.h"
 
-/* MOST_CONTENT and PRIME are those of gpuruntime/host_state.py. */
+/* MOST_CONTENT and PRIME are those of gpuruntime/probes.py. */
 enum { MOST_CONTENT = 1 << 20, PRIME = 1073741789, ENTRIES = 1 << 15 };
 
 static struct text answer;

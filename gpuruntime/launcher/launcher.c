@@ -303,7 +303,7 @@ static _Noreturn void start_shim(char **argv, char **envp, bool unknown)
 	*argv = identity.bytes;
 	argv--;
 	*argv = (char *)(uintptr_t)told(unknown);
-	start_python(argv, envp, "gpuruntime.shim");
+	start_python(argv, envp, "gpuruntime.shim.main");
 }
 
 /* The runtime role: transparent.  Nothing of the process is changed, nothing is left open. */

@@ -2,7 +2,7 @@
  *
  * A create that Python has answered before, answered again without it.
  *
- * What a request means is not known here.  gpuruntime/replay.py writes down what of a config.json
+ * What a request means is not known here.  gpuruntime/launcher/replay.py writes down what of a config.json
  * and of the host an answer came from, and what was added; that is added again if all of it is the
  * same, byte for byte, so that the config.json is the one that Python would write.  In any doubt
  * nothing is touched, and Python decides.  README.md has the format of the file.

@@ -2,7 +2,7 @@
  *
  * Whether a config.json may ask for something: whether one of some words is among its bytes.
  *
- * It is not parsed.  gpuruntime/request.py has the words, and the same rule.
+ * It is not parsed.  gpuruntime/request/parse.py has the words, and the same rule.
  */
 
 #ifndef GPURUNTIME_TRIGGERS_H
@@ -16,7 +16,7 @@
 #include "kernel.h"
 #include "text.h"
 
-/* MOST_WORDS and LONGEST_WORD are those of gpuruntime/companion.py. */
+/* MOST_WORDS and LONGEST_WORD are those of gpuruntime/launcher/companion.py. */
 enum { MOST_WORDS = 128, LONGEST_WORD = 256, CHUNK = 1 << 16, BEHIND = 8, LARGEST_CONFIG = 4 << 20 };
 
 /* The words, and by pairs of bytes what may begin there: most bytes of a config.json begin nothing,

@@ -11,7 +11,7 @@ import errno
 import os
 import stat
 
-from gpuruntime import ldcache
+from gpuruntime.formats import ldcache_merge
 from gpuruntime.record import Record
 from gpuruntime.system import drop_in, names
 from gpuruntime.system.paths import list_names, reopen
@@ -52,7 +52,7 @@ class CudaCompat(Record):
         """Carry it out below *root*: for the container's ldconfig."""
         self.apply(root, warn)
 
-    def apply(self, root: Root, warn: Callable[[str], None]) -> tuple[ldcache.Entry, ...]:
+    def apply(self, root: Root, warn: Callable[[str], None]) -> tuple[ldcache_merge.Entry, ...]:
         """Carry it out, and return the entries for the loader's cache."""
         found = self._find(root, warn)
         try:
@@ -66,7 +66,7 @@ class CudaCompat(Record):
 
     def _find(
         self, root: Root, warn: Callable[[str], None]
-    ) -> tuple[str, tuple[ldcache.Entry, ...]] | None:
+    ) -> tuple[str, tuple[ldcache_merge.Entry, ...]] | None:
         """Return the directory, without links, and its libraries, if they are to be used."""
         try:
             fd, path = root.resolve(self.directory)
@@ -97,7 +97,7 @@ class CudaCompat(Record):
     def _is_usable(self, dirfd: int, warn: Callable[[str], None]) -> bool:
         """Tell whether the one CUDA library in *dirfd* is right for the host's driver."""
         # A module of its own: few images have the directory.
-        from gpuruntime import cuda_compat  # noqa: PLC0415
+        from gpuruntime.formats import cuda_note  # noqa: PLC0415
 
         found = [
             name
@@ -115,12 +115,12 @@ class CudaCompat(Record):
             return False
         note = None
         try:
-            note = cuda_compat.read_note(lambda offset, size: os.pread(fd, size, offset))
-        except cuda_compat.NoteError as error:
+            note = cuda_note.read_note(lambda offset, size: os.pread(fd, size, offset))
+        except cuda_note.NoteError as error:
             warn(f'"{found[0]}" in the container does not say what driver it is for: {error}')
         finally:
             os.close(fd)
-        return cuda_compat.is_usable(
+        return cuda_note.is_usable(
             found[0][len(_PREFIX) :], note, self.host_driver_version, self.host_cuda_version
         )
 
@@ -134,7 +134,7 @@ class CompatInUse(Record):
         """Return the operation in one line."""
         return f"use the CUDA libraries that {drop_in.COMPAT} names"
 
-    def apply(self, root: Root, warn: Callable[[str], None]) -> tuple[ldcache.Entry, ...]:
+    def apply(self, root: Root, warn: Callable[[str], None]) -> tuple[ldcache_merge.Entry, ...]:
         """Return the entries for the loader's cache."""
         del warn
         for path in drop_in.read(root, drop_in.COMPAT)[:1]:
@@ -150,7 +150,7 @@ class CompatInUse(Record):
         return ()
 
 
-def _entries(dirfd: int, path: str) -> tuple[ldcache.Entry, ...]:
+def _entries(dirfd: int, path: str) -> tuple[ldcache_merge.Entry, ...]:
     """Return an entry for each library in *dirfd*, the directory *path*, and its `.so` link."""
     listed = [name for name in list_names(dirfd, MAX_NAMES) if names.is_clean_name(name)]
     libraries = [name for name in listed if name.startswith("lib") and ".so" in name]
@@ -161,19 +161,19 @@ def _entries(dirfd: int, path: str) -> tuple[ldcache.Entry, ...]:
         soname, abi_flags = _read_library(dirfd, name)
         if soname:
             value = soname if soname in listed else name
-            found.append(ldcache.Entry(soname, f"{path}/{value}", abi_flags))
+            found.append(ldcache_merge.Entry(soname, f"{path}/{value}", abi_flags))
             flags[name] = flags[soname] = abi_flags
     for name in libraries[:MAX_LIBRARIES]:
         if name.endswith(".so") and name not in flags:
             target = _target(dirfd, name)
             if target in flags:
-                found.append(ldcache.Entry(name, f"{path}/{name}", flags[target]))
+                found.append(ldcache_merge.Entry(name, f"{path}/{name}", flags[target]))
     return tuple(found)
 
 
 def _read_library(dirfd: int, name: str) -> tuple[str, int]:
     """Return SONAME and cache flags of the library *name*, "" for what is none."""
-    from gpuruntime import elf  # noqa: PLC0415 (few images have the directory)
+    from gpuruntime.formats import elf  # noqa: PLC0415 (few images have the directory)
 
     fd = _open_regular(dirfd, name)
     if fd < 0:
@@ -184,9 +184,9 @@ def _read_library(dirfd: int, name: str) -> tuple[str, int]:
         except (elf.ElfError, OSError):
             return "", 0
     soname = library.soname or name
-    if library.abi not in ldcache.ABI_FLAGS or not names.is_clean_name(soname):
+    if library.abi not in ldcache_merge.ABI_FLAGS or not names.is_clean_name(soname):
         return "", 0
-    return soname, ldcache.ABI_FLAGS[library.abi]
+    return soname, ldcache_merge.ABI_FLAGS[library.abi]
 
 
 def _target(dirfd: int, name: str) -> str:

@@ -12,8 +12,8 @@ import os
 import posixpath
 import stat
 
-from gpuruntime import ldcache
 from gpuruntime.errors import LdcacheError
+from gpuruntime.formats import ldcache_merge
 from gpuruntime.record import Record
 from gpuruntime.system import drop_in, mounts
 from gpuruntime.system.paths import LEADS_NOWHERE, Root, mount_id, read_of_image, replace_file
@@ -53,7 +53,7 @@ class LoaderCache(Record):
 
     def __init__(
         self,
-        entries: tuple[ldcache.Entry, ...],
+        entries: tuple[ldcache_merge.Entry, ...],
         compat: Compat | None = None,
         ldconfig: str = "",
         *,
@@ -120,23 +120,23 @@ class LoaderCache(Record):
         root: Root,
         there: bytes | None,
         old: bytes | None,
-        entries: tuple[ldcache.Entry, ...],
+        entries: tuple[ldcache_merge.Entry, ...],
     ) -> tuple[bytes | None, bytes]:
         """Return what was merged with, *old* or else ldconfig's, and what came of it."""
         keep_first = drop_in.listed_before(root)
         try:
-            return old, ldcache.merge(old, entries, keep_first=keep_first)
+            return old, ldcache_merge.merge(old, entries, keep_first=keep_first)
         except LdcacheError:
             # What ldconfig has made already will not be better a second time.
             if not self.ldconfig or old is not there:
                 raise
         old = _build_cache(root, self.ldconfig)
-        return old, ldcache.merge(old, entries, keep_first=keep_first)
+        return old, ldcache_merge.merge(old, entries, keep_first=keep_first)
 
     def _not_found_without(self, root: Root, image: bytes | None) -> list[str]:
         """Return the libraries that the loader finds neither by itself nor in *image*, a cache."""
         try:
-            cached = {row[:3] for row in ldcache.parse(image)} if image else set()
+            cached = {row[:3] for row in ldcache_merge.parse(image)} if image else set()
         except LdcacheError:
             cached = set()
         return [
@@ -159,7 +159,7 @@ class LoaderCache(Record):
     def _write_musl_lists(self, root: Root) -> None:
         """Add the directories to the list of each of musl's loaders that the image has."""
         for abi, architecture in _MUSL.items():
-            flags = ldcache.ABI_FLAGS[abi]
+            flags = ldcache_merge.ABI_FLAGS[abi]
             wanted = [e.path for e in self.entries if e.flags == flags]
             if wanted and root.exists(f"/lib/ld-musl-{architecture}.so.1"):
                 directories = dict.fromkeys(posixpath.dirname(path) for path in wanted)
@@ -203,7 +203,7 @@ def _refuse_damage(root: Root, cache: bytes | None) -> None:
     there was one that had the image's libraries.
     """
     if cache and drop_in.read(root, drop_in.DRIVER):
-        ldcache.parse(cache)
+        ldcache_merge.parse(cache)
 
 
 def _write_cache(root: Root, content: bytes, *, may_cover: bool) -> bool:
@@ -230,7 +230,7 @@ def _write_cache(root: Root, content: bytes, *, may_cover: bool) -> bool:
 def _is_scanned(root: Root, image: bytes | None, directory: str) -> bool:
     """Tell whether the image's ldconfig scans *directory*, under this name or another."""
     return directory in _DEFAULT_DIRECTORIES or any(
-        ldcache.lists_directory(image, name) for name in _names_of(root, directory)
+        ldcache_merge.lists_directory(image, name) for name in _names_of(root, directory)
     )
 
 

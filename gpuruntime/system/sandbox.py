@@ -19,7 +19,7 @@ import time
 from gpuruntime.errors import LdcacheError
 from gpuruntime.system import seccomp, syscalls
 from gpuruntime.system.paths import Root, read_regular
-from gpuruntime.trust import may_trust
+from gpuruntime.trusted_files import may_trust
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

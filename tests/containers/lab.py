@@ -21,7 +21,7 @@ from scenario import WORK, main, nothing_left, without_unified
 
 from cdi import generate, inject, registry, store, yamlio
 from cdi.errors import CdiError
-from gpuruntime.trust import may_trust
+from gpuruntime.trusted_files import may_trust
 
 STATIC, DYNAMIC = registry.DEFAULT_DIRECTORIES
 LAB = labspec.Lab(WORK)

@@ -20,13 +20,16 @@ from typing import Any
 from cdi import annotations, names, quick, registry
 from cdi import document as documents
 from cdi.errors import CdiError
-from gpuruntime import __version__, elf, host_state, ldcache, log, model_json, ready, request
-from gpuruntime.cli import config_compile
+from gpuruntime import __version__, log, probes
 from gpuruntime.config import Config
-from gpuruntime.discover import nodes
+from gpuruntime.configfile import compilation
+from gpuruntime.discover import device_nodes
 from gpuruntime.errors import BundleError, ConfigError, GpuRuntimeError, LdcacheError, RequestError
+from gpuruntime.formats import elf, ldcache_merge
 from gpuruntime.grant import Grant
 from gpuruntime.oci import argv, bundle
+from gpuruntime.request import parse
+from gpuruntime.snapshots import grants, inventory_json
 from gpuruntime.system import drop_in, loader, ops
 from gpuruntime.system import names as clean_names
 from gpuruntime.system.paths import Root
@@ -192,12 +195,12 @@ def asked(data: bytes, rng: random.Random, place: Path) -> None:
     ):
         operator = Config(values, None)
         try:
-            found = request.from_oci(document, operator)
+            found = parse.from_oci(document, operator)
         except GpuRuntimeError as error:
             must(len(error.lines()) < 10_000, "a long message")
             continue
-        must(not found or request.may_ask(data, operator), "a request without a trigger")
-        must(len(found.devices) <= request.MAX_REQUESTS, "very many")
+        must(not found or parse.may_ask(data, operator), "a request without a trigger")
+        must(len(found.devices) <= parse.MAX_REQUESTS, "very many")
         for ignored in found.ignored:
             must(len(str(ignored)) < 2000, "a long warning")
 
@@ -242,16 +245,16 @@ def loader_cache(data: bytes, rng: random.Random, place: Path) -> None:
     """Merge into an image's cache: ours are found in it, and taking them out gives it back."""
     del place
     entries = [
-        ldcache.Entry(f"libcuda.so.{n}", f"/usr/lib/libcuda.so.{n}", 0x303)
+        ldcache_merge.Entry(f"libcuda.so.{n}", f"/usr/lib/libcuda.so.{n}", 0x303)
         for n in range(rng.randint(0, 3))
     ]
     first = rng.choice(((), ("/usr/lib", "/opt/lib/")))
     try:
-        merged = ldcache.merge(data, entries, keep_first=first)
+        merged = ldcache_merge.merge(data, entries, keep_first=first)
         must(len(merged) < RESULT_BYTES, "a cache that grows")
-        rows = ldcache.parse(merged)
-        must(ldcache.merge(merged, entries, keep_first=first) == merged, "twice is not once")
-        ldcache.lists_directory(data, "/usr/lib")
+        rows = ldcache_merge.parse(merged)
+        must(ldcache_merge.merge(merged, entries, keep_first=first) == merged, "twice is not once")
+        ldcache_merge.lists_directory(data, "/usr/lib")
     except LdcacheError:
         return
     must({(e.soname, e.path) for e in entries} <= {row[:2] for row in rows}, "ours are lost")
@@ -284,25 +287,25 @@ def snapshot(data: bytes, rng: random.Random, place: Path) -> None:
         return
     if not isinstance(found, dict):
         return
-    must(isinstance(host_state.changed(found.get("state")), list), "no list")
+    must(isinstance(probes.changed(found.get("state")), list), "no list")
     try:
-        inventory = model_json.decode(found.get("inventory"))
+        inventory = inventory_json.decode(found.get("inventory"))
     except ValueError:
         return
-    must(model_json.encode(inventory) == found["inventory"], "not as it was")
+    must(inventory_json.encode(inventory) == found["inventory"], "not as it was")
 
 
 def kept_grants(data: bytes, rng: random.Random, place: Path) -> None:
     """Read what is kept between creates: a grant, or none; what is kept next is found."""
     place.chmod(0o755)
-    path = place / ready.NAME
+    path = place / grants.NAME
     path.write_bytes(data.replace(b"VERSION", __version__.encode()))
     path.chmod(0o644)
     key = rng.choice((b"[1]", b"[2]", b"", b"\t", b'["jit-cdi",["all"]]'))
     stamp = rng.choice((None, ["/x", 1, 2, 3, 4]))
 
-    def opened() -> ready.Ready:
-        found = ready.Ready(str(place))
+    def opened() -> grants.SavedGrants:
+        found = grants.SavedGrants(str(place))
         values = found.values(["/x", 1, 2, 3, 4])
         must(values is None or isinstance(values, dict), f"{values!r}")
         found.use(stamp, {})
@@ -315,10 +318,10 @@ def kept_grants(data: bytes, rng: random.Random, place: Path) -> None:
     must(again.find(key) == found, "another grant")
     kept = again.state(key)
     must(found is None or kept is not None, "a grant without a state")
-    state = host_state.read({host_state.PROGRAM: [host_state.PROGRAM, [host_state.VERSION]]})
+    state = probes.read({probes.PROGRAM: [probes.PROGRAM, [probes.VERSION]]})
     grant = Grant({"env": ["A=b"]}, notes=["a note"])
-    opened().keep(b"x" * (ready.MAX_KEY_BYTES + 1), grant, state, of_inventory=True)
-    for number in range(rng.choice((0, 0, 0, ready.MAX_ENTRIES))):
+    opened().keep(b"x" * (grants.MAX_KEY_BYTES + 1), grant, state, of_inventory=True)
+    for number in range(rng.choice((0, 0, 0, grants.MAX_ENTRIES))):
         opened().keep(b"%d" % number, grant, state, of_inventory=True)
     opened().keep(key, grant, state, of_inventory=rng.random() < 0.5)
     must(opened().find(key) == grant, "not kept")
@@ -357,11 +360,11 @@ def config_toml(data: bytes, rng: random.Random, place: Path) -> None:
     path.write_bytes(data)
     text = data.decode("utf-8", "replace")
     try:
-        values, warnings = config_compile.accepted(str(path), text)
+        values, warnings = compilation.accepted(str(path), text)
     except ConfigError as error:
         must(str(path) in error.message, error.message)
         return
-    must(len(warnings) <= config_compile.MAX_WARNINGS + 1, "many warnings")
+    must(len(warnings) <= compilation.MAX_WARNINGS + 1, "many warnings")
     operator = Config(values, str(path))
     must(isinstance(operator.runtimes, (list, tuple)), "no runtimes")
 
@@ -374,7 +377,7 @@ def mig_minors(data: bytes, rng: random.Random, place: Path) -> None:
         (proc / name).mkdir(parents=True, exist_ok=True)
     (proc / "driver/nvidia-caps/mig-minors").write_bytes(data)
     (proc / "driver/nvidia/capabilities/gpu0/mig/gi1/access").write_bytes(data)
-    found = nodes._Capabilities(str(proc))
+    found = device_nodes._Capabilities(str(proc))
     for name in ("gpu0/gi1/access", "gpu0/gi1/ci0/access", "config", "../x"):
         minor = found.minor(name)
         must(minor is None or (type(minor) is int and minor >= 0), f"{minor}")
@@ -486,7 +489,11 @@ PARSERS: dict[str, tuple[Check, str, tuple[str, ...]]] = {
     "request": (
         asked,
         "json",
-        ("gpuruntime/request.py", "gpuruntime/container.py", "gpuruntime/extras.py"),
+        (
+            "gpuruntime/request/parse.py",
+            "gpuruntime/request/container.py",
+            "gpuruntime/request/driver_options.py",
+        ),
     ),
     "argv": (command_line, "words", ("gpuruntime/oci/argv.py",)),
     "hook-arguments": (
@@ -497,16 +504,20 @@ PARSERS: dict[str, tuple[Check, str, tuple[str, ...]]] = {
     "ldcache": (
         loader_cache,
         "binary",
-        ("gpuruntime/ldcache.py", "gpuruntime/ldcache_format.py"),
+        ("gpuruntime/formats/ldcache_merge.py", "gpuruntime/formats/ldcache.py"),
     ),
-    "elf": (elf_file, "binary", ("gpuruntime/elf.py",)),
-    "snapshot": (snapshot, "json", ("gpuruntime/model_json.py", "gpuruntime/host_state.py")),
-    "ready": (kept_grants, "json", ("gpuruntime/ready.py",)),
+    "elf": (elf_file, "binary", ("gpuruntime/formats/elf.py",)),
+    "snapshot": (
+        snapshot,
+        "json",
+        ("gpuruntime/snapshots/inventory_json.py", "gpuruntime/probes.py"),
+    ),
+    "ready": (kept_grants, "json", ("gpuruntime/snapshots/grants.py",)),
     "annotations": (cdi_annotations, "json", ("cdi/annotations.py",)),
     "config-toml": (
         config_toml,
         "text",
-        ("gpuruntime/cli/config_check.py", "gpuruntime/cli/config_lines.py"),
+        ("gpuruntime/configfile/check.py", "gpuruntime/configfile/lines.py"),
     ),
     "mig-minors": (mig_minors, "text", ()),
     "params": (params, "text", ()),

@@ -18,11 +18,12 @@ from typing import Any
 
 from cdi import edits as cdi_edits
 from cdi import strictjson
-from gpuruntime import replay, request
 from gpuruntime.config import Config
-from gpuruntime.injection import Injection
+from gpuruntime.launcher import replay
 from gpuruntime.oci import bundle
-from gpuruntime.request import Request
+from gpuruntime.plan.injection import Injection
+from gpuruntime.request import parse
+from gpuruntime.request.parse import Request
 
 HERE = Path(__file__).parent
 TREE = HERE.parents[1]
@@ -46,7 +47,7 @@ FUNCTIONS = (
 )
 CONFIG = Config({}, None)
 CALLER = replay.Caller("gpu-container-runtime", "1:2", "/bin")
-WORDS = request.triggers(CONFIG) or ()
+WORDS = parse.triggers(CONFIG) or ()
 DONE = "NVIDIA_VISIBLE_DEVICES=void"
 NAMES = ("PATH", "HOME", "A", "B_C", "É", "LD_LIBRARY_PATH", 'Q"', "N\\")
 TEXTS = (

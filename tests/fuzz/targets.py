@@ -29,8 +29,9 @@ from cdi.complete import complete
 from cdi.edits import apply
 from cdi.errors import CdiError
 from cdi.inject import inject
-from gpuruntime import cuda_compat, requirements
 from gpuruntime.errors import RequestError, escape
+from gpuruntime.formats import cuda_note
+from gpuruntime.request import requirements
 
 TREE = Path(__file__).parents[2]
 CORPUS = TREE / "tests/data/cdi"
@@ -294,16 +295,16 @@ def note(rng: random.Random, texts: list[str], place: Path) -> None:
         return part
 
     try:
-        found = cuda_compat.read_note(read_at)
-    except cuda_compat.NoteError:
+        found = cuda_note.read_note(read_at)
+    except cuda_note.NoteError:
         found = None
     if done > MAX_NOTE_READ:
         raise AssertionError(f"read {done} bytes")
     versions = [
         "".join(rng.choices(("575", "550", ".", ".", "08", "x", "\n"), k=3)) for _ in "abc"
     ]
-    if cuda_compat.is_usable(versions[0], found, versions[1], versions[2]) and not any(
-        cuda_compat.parse_version(version) for version in versions[1:]
+    if cuda_note.is_usable(versions[0], found, versions[1], versions[2]) and not any(
+        cuda_note.parse_version(version) for version in versions[1:]
     ):
         raise AssertionError(f"used with a driver that is not known: {versions}")
 
@@ -328,8 +329,8 @@ TARGETS: dict[str, tuple[Callable[[random.Random, list[str], Path], None], list[
     # These parse nothing: no lines are counted.
     "save": (save, []),
     "twice": (twice, []),
-    "require": (require, ["gpuruntime/requirements.py"]),
-    "note": (note, ["gpuruntime/cuda_compat.py"]),
+    "require": (require, ["gpuruntime/request/requirements.py"]),
+    "note": (note, ["gpuruntime/formats/cuda_note.py"]),
     **{
         name: (parsers.target(name), list(modules))
         for name, (_, _, modules) in parsers.PARSERS.items()

@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gpuruntime import ldcache
 from gpuruntime.errors import LdcacheError
-from gpuruntime.ldcache import ABI_FLAGS, Entry
+from gpuruntime.formats import ldcache_merge
+from gpuruntime.formats.ldcache_merge import ABI_FLAGS, Entry
 from gpuruntime.system.loader import LoaderCache
 from gpuruntime.system.paths import Root
 
@@ -30,7 +30,7 @@ OURS, NOT_OURS = b"\x21UPG", b"\x22UPG"
 
 def image_cache(*entries: Entry) -> bytes:
     """Return a cache in which *entries* are the image's."""
-    return ldcache.merge(None, entries).replace(OURS, NOT_OURS)
+    return ldcache_merge.merge(None, entries).replace(OURS, NOT_OURS)
 
 
 def run(*command: object) -> None:
@@ -125,7 +125,9 @@ def main() -> None:
     # As the container sees it, at the end of this namespace.
     os.chroot(root)
     try:
-        seen["names"] = [row[0] for row in ldcache.parse(Path("/etc/ld.so.cache").read_bytes())]
+        seen["names"] = [
+            row[0] for row in ldcache_merge.parse(Path("/etc/ld.so.cache").read_bytes())
+        ]
     except OSError as error:
         seen["names"] = [str(error.strerror)]
     json.dump(seen, sys.stdout)

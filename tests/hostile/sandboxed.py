@@ -10,8 +10,8 @@ import json
 import sys
 import time
 
-from gpuruntime import ldcache
 from gpuruntime.errors import LdcacheError
+from gpuruntime.formats import ldcache_merge
 from gpuruntime.system import sandbox
 from gpuruntime.system.paths import Root
 
@@ -24,7 +24,7 @@ def main() -> None:
     try:
         data = sandbox.build_cache(Root(sys.argv[1]), sys.argv[2])
         text = data.decode("latin-1") if data.startswith(b"seen ") else ""
-        names = [] if text else [f"{row[0]} {row[1]}" for row in ldcache.parse(data)]
+        names = [] if text else [f"{row[0]} {row[1]}" for row in ldcache_merge.parse(data)]
     except LdcacheError as error:
         refused = error.message
     seconds = time.monotonic() - start

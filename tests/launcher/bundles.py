@@ -11,7 +11,7 @@ from launcher.conftest import VERSION
 if TYPE_CHECKING:
     from launcher.conftest import Bench
 
-# Not those of gpuruntime.request: what the launcher does with words, whichever they are.
+# Not those of gpuruntime.request.parse: what the launcher does with words, whichever they are.
 WORDS = ("NVIDIA_", "nvidia.com/", "createContainer", "cdi.k8s.io/")
 PASSED = '{"ociVersion": "1.0.2", "process": {"env": ["PATH=/bin"]}}'
 

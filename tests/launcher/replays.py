@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.bundles import write_companion
 
-from gpuruntime import companion, replay, shim
 from gpuruntime.config import Config
 from gpuruntime.errors import GpuRuntimeError
+from gpuruntime.launcher import companion, replay
 from gpuruntime.log import Log
 from gpuruntime.oci import argv
-from gpuruntime.ready import Ready
+from gpuruntime.shim import main
+from gpuruntime.snapshots.grants import SavedGrants
 
 if TYPE_CHECKING:
     from launcher.conftest import Bench, Outcome
@@ -135,11 +136,11 @@ class Scene:
         (bundle / "config.json").write_bytes(data)
         command = argv.parse(["create", "--bundle", str(bundle), "c1"])
         log = Log(None, json_format=False)
-        ready = Ready(str(self.bench.path("run")))
-        ready.use(None, {})
-        host = shim.ShimHost(self.config, sys.executable, self.program, log, ready)
+        saved = SavedGrants(str(self.bench.path("run")))
+        saved.use(None, {})
+        host = main.ShimHost(self.config, sys.executable, self.program, log, saved)
         try:
-            shim.inject(command, self.config, host, log, "/usr/bin/runc")
+            main.inject(command, self.config, host, log, "/usr/bin/runc")
         except GpuRuntimeError:
             return None
         return (bundle / "config.json").read_bytes()
@@ -150,9 +151,9 @@ class Scene:
         if given is None:
             return None
         run = str(self.bench.path("run"))
-        ready = Ready(run)
-        ready.use(None, {})
-        replay.keep(data, self.config, ready, caller or self.caller(), run)
+        saved = SavedGrants(run)
+        saved.use(None, {})
+        replay.keep(data, self.config, saved, caller or self.caller(), run)
         return given
 
     def create(self, data: bytes, *options: str, **variables: str) -> Outcome:

@@ -14,9 +14,9 @@ import pytest
 from launcher.bundles import write_bundle, write_companion
 from launcher.conftest import Bench
 
-from gpuruntime import companion
 from gpuruntime.cli.checks.machine import Machine
 from gpuruntime.config import Config
+from gpuruntime.launcher import companion
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,8 +20,9 @@ from launcher.bundles import (
     write_config,
 )
 
-from gpuruntime import companion, request
 from gpuruntime.config import Config
+from gpuruntime.launcher import companion
+from gpuruntime.request import parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,7 +138,7 @@ def test_each_escaped_character_is_judged_as_python_does(
     """The list of characters is written twice, since one is C."""
     data = rf'["\u{value:04x}"]'
     write_bundle(bench, data)
-    expected = "python" if request.may_ask(data.encode(), Config({}, None)) else "lowlevel/runc"
+    expected = "python" if parse.may_ask(data.encode(), Config({}, None)) else "lowlevel/runc"
     assert create(bench, bundle) == expected
 
 

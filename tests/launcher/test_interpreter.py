@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="chown needs root")
 NAMES = pytest.mark.parametrize("name", ["gpu-container-runtime", "gpu-cdi-hook"])
-MODULES = {"gpu-container-runtime": "gpuruntime.shim", "gpu-cdi-hook": "hooks.entry"}
+MODULES = {"gpu-container-runtime": "gpuruntime.shim.main", "gpu-cdi-hook": "hooks.entry"}
 ISOLATED = ["-I", "-S", "-B", "-X", "utf8", "-c"]
 HINT = 'install gpuruntime again, or correct "launcher.interpreter" beside the launcher'
 TEXT = """\

@@ -17,9 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from launcher.bundles import write_bundle, write_companion
 
-from gpuruntime import companion, injection
 from gpuruntime.config import Config
 from gpuruntime.errors import GpuRuntimeError
+from gpuruntime.launcher import companion
+from gpuruntime.plan import injection
 
 if TYPE_CHECKING:
     from launcher.conftest import Bench

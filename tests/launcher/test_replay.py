@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from launcher import replays
 from launcher.replays import Scene
 
-from gpuruntime import replay, request
+from gpuruntime.launcher import replay
+from gpuruntime.request import parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -256,7 +257,7 @@ def test_what_is_no_container_is_python_s(scene: Scene, data: bytes) -> None:
     assert who in ("python", "lowlevel/runc")
     assert scene.written == data
     # Without one of the words, it is not looked into.
-    assert (who == "python") is any(word in data for word in request.triggers(scene.config) or ())
+    assert (who == "python") is any(word in data for word in parse.triggers(scene.config) or ())
 
 
 @pytest.mark.parametrize("kind", ["link", "link to a pipe", "link to a device", "pipe", "device"])

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from launcher import replays, test_aarch64
 from launcher.replays import Scene
 
-from gpuruntime import host_state, replay
+from gpuruntime import probes
+from gpuruntime.launcher import replay
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,15 +37,15 @@ def test_it_gives_the_same_bytes(bench: Bench, tmp_path: Path) -> None:
         "names": str(tmp_path),
         "nodes": f"{tmp_path}/node*",
     }
-    parts = [*host_state.read({name: [name, [of]] for name, of in asked.items()}).values()]
+    parts = [*probes.read({name: [name, [of]] for name, of in asked.items()}).values()]
     parts.append(["variable", {"PATH": bench.environment()["PATH"]}])
-    more = replay.probes(parts)
+    more = replay.flat_probes(parts)
     assert more is not None
     content = scene.file.read_bytes()
     start = content.index(b"\n", content.index(b"user ")) + 1
     words, names, records = replay.fields(content[start:])
-    given, probes, added = replay.fields(replay.fields(records)[0])
-    record = replay.listed((given, probes + more, added))
+    given, known, added = replay.fields(replay.fields(records)[0])
+    record = replay.listed((given, known + more, added))
     found = replay.listed((words, names, replay.listed((record,))))
     scene.file.write_bytes(content[:start] + found)
     assert scene.replays(data)

@@ -16,8 +16,10 @@ from launcher import replays
 from launcher.conftest import OWN_RUN
 from launcher.replays import RUNTIME, Scene
 
-from gpuruntime import __version__, replay, request
+from gpuruntime import __version__
+from gpuruntime.launcher import replay
 from gpuruntime.oci import bundle
+from gpuruntime.request import parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -190,7 +192,7 @@ def test_a_file_that_ends_early_is_no_answer_wherever_it_ends(readers: Path) -> 
         (b"", b"", b"", replay.listed((b'"X=1"',)), replay.listed((b'"/x"', b"{}")), b"")
     )
     names = replay.listed(name.encode() for name in sorted(bundle.known_names()))
-    words = request.triggers(harness.CONFIG)
+    words = parse.triggers(harness.CONFIG)
     assert words is not None
     record = replay.listed((given, probe, added))
     file = replay.listed((replay.listed(words), names, replay.listed((record,))))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the host answers: the launcher and gpuruntime/host_state.py see the same changes."""
+"""What the host answers: the launcher and gpuruntime/probes.py see the same changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fuzz import replay as harness
 
-from gpuruntime import host_state, replay
+from gpuruntime import probes
+from gpuruntime.launcher import replay
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,19 +145,17 @@ def test_both_see_the_same(name: str, tmp_path: Path, readers: Path) -> None:
     top = tmp_path / "top"
     top.mkdir()
     before(top)
-    state = host_state.read({"x": [operation, [f"{top}/{argument}"]]})
-    fields = replay.probes(state.values())
+    state = probes.read({"x": [operation, [f"{top}/{argument}"]]})
+    fields = replay.flat_probes(state.values())
     assert fields is not None
     assert holds(fields, readers)
     change(top)
-    seen = host_state.read({"x": [operation, [f"{top}/{argument}"]]}) != state
+    seen = probes.read({"x": [operation, [f"{top}/{argument}"]]}) != state
     assert seen is (name not in UNSEEN)
     assert holds(fields, readers) is not seen
 
 
-@pytest.mark.parametrize(
-    "operation", sorted(set(host_state._OPERATIONS) - {"program", "variable"})
-)
+@pytest.mark.parametrize("operation", sorted(set(probes._OPERATIONS) - {"program", "variable"}))
 def test_each_operation_has_a_case(operation: str) -> None:
     """One that is added needs one, in both languages."""
     assert any(case[0] == operation for case in CASES.values())
@@ -168,19 +167,19 @@ def test_each_operation_has_a_case(operation: str) -> None:
 def test_a_variable(name: str, value: str | None, readers: Path) -> None:
     """Set to that, or to something else, or not at all."""
     for answer in (value, "other", "", None, "x" * 9000):
-        fields = replay.probes([["variable", {name: answer}]])
+        fields = replay.flat_probes([["variable", {name: answer}]])
         assert fields is not None
         assert holds(fields, readers) is (answer == value)
 
 
 def test_the_program_itself() -> None:
     """Its version is in the head; a file of it is looked for by its path."""
-    state = host_state.read({"program": ["program", ["version", "discover/table.py"]]})
-    found = replay.probes(state.values())
+    state = probes.read({"program": ["program", ["version", "discover/table.py"]]})
+    found = replay.flat_probes(state.values())
     assert found is not None
     operation, path, answer = replay.fields(found)
     assert operation == b"content"
-    assert host_state.read({"x": ["content", [os.fsdecode(path)]]})["x"][1].popitem()[1] == [
+    assert probes.read({"x": ["content", [os.fsdecode(path)]]})["x"][1].popitem()[1] == [
         int(number) for number in answer.split()
     ]
 
@@ -188,7 +187,7 @@ def test_the_program_itself() -> None:
 @pytest.mark.parametrize("probe", [["names", {"relative": []}], ["nodes", {"": {}}]])
 def test_what_depends_on_the_working_directory_is_no_probe(probe: list[Any]) -> None:
     """The launcher may be somewhere else."""
-    assert replay.probes([probe]) is None
+    assert replay.flat_probes([probe]) is None
 
 
 def test_what_it_does_not_know_does_not_hold(readers: Path) -> None:

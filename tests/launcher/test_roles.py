@@ -29,7 +29,7 @@ CLI_PYTHON = "/cli/python"
 
 ISOLATED = [b"-I", b"-S", b"-B", b"-X", b"utf8", b"-c"]
 PATH_CODE = f'import sys;sys.path.append("{LIBRARY}");'
-SHIM_CODE = f'{PATH_CODE}from gpuruntime.shim import main;main("{CLI_PYTHON}")'.encode()
+SHIM_CODE = f'{PATH_CODE}from gpuruntime.shim.main import main;main("{CLI_PYTHON}")'.encode()
 HOOK_CODE = f'{PATH_CODE}from hooks.entry import main;main("/cli/python")'.encode()
 
 

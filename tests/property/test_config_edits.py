@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuruntime import options
-from gpuruntime.cli import config_edit, config_lines
-from gpuruntime.options import Option, Value
+from gpuruntime.configfile import edit, options
+from gpuruntime.configfile import lines as config_lines
+from gpuruntime.configfile.options import Option, Value
 
 pytestmark = pytest.mark.property
 
@@ -66,11 +66,11 @@ def test_what_is_set_is_read_and_the_rest_stays(
     """Also that a second time changes nothing."""
     expected = values(text)
     for option, value in changes:
-        text = config_edit.apply(text, option, value)
+        text = edit.apply(text, option, value)
         expected[option.key] = value
         assert values(text) == expected
     for option, value in changes:
-        assert config_edit.apply(text, option, value) == text
+        assert edit.apply(text, option, value) == text
     places = config_lines.lines(text)
     lines = text.split("\n")
     for key in expected:

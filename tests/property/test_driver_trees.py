@@ -15,10 +15,11 @@ from driver_roots import ALL, COMPUTE, VERSION, Tree, elf
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from gpuruntime import capabilities, plan, selection
 from gpuruntime.discover.driver import DriverRoot, find_driver
 from gpuruntime.errors import GpuRuntimeError
 from gpuruntime.model import Driver
+from gpuruntime.plan import driver_files, gpu_edits
+from gpuruntime.request import capabilities
 from hooks import update_container
 
 pytestmark = pytest.mark.property
@@ -119,7 +120,7 @@ def check(tree: Tree, driver: Driver) -> None:
     paths = [item.container_path for item in (*driver.libraries, *driver.files)]
     assert len(paths) == len(set(paths))
     # The hook takes what the spec tells it.
-    edits = plan.common_edits(driver, (), (), plan.Style("/usr/bin/gpu-cdi-hook"))
+    edits = gpu_edits.common_edits(driver, (), (), gpu_edits.Style("/usr/bin/gpu-cdi-hook"))
     for hook in edits["hooks"]:
         update_container.plan(update_container.read(hook["args"][2:]))
     for mount in edits["mounts"]:
@@ -150,6 +151,6 @@ def test_what_is_found_can_be_trusted_and_named(steps: list[Step], version: str 
         event("found, with problems" if driver.problems else "found")
         check(tree, driver)
         for name in capabilities.ALL:
-            check(tree, selection.select(driver, [name]))
+            check(tree, driver_files.select(driver, [name]))
     finally:
         shutil.rmtree(directory)

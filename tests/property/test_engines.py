@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuruntime.engines import targets, work
+from gpuruntime.engines.config_paths import Family, Place
 from gpuruntime.engines.entry import Entry
-from gpuruntime.engines.places import Family, Place
 
 pytestmark = pytest.mark.property
 

@@ -18,7 +18,7 @@ from host_trees import GPUS, LIBRARIES, MIG, Change, relink, renew, rewrite, tou
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuruntime import host_state
+from gpuruntime import probes
 
 pytestmark = pytest.mark.property
 
@@ -191,8 +191,8 @@ NO_CHANGES: dict[str, Change] = {
 
 def state_of(host: Path) -> object:
     """Return the state of *host* as it comes back from a snapshot."""
-    state: object = json.loads(json.dumps(host_state.read(host_trees.plan(host))))
-    assert host_state.changed(state) == []
+    state: object = json.loads(json.dumps(probes.read(host_trees.plan(host))))
+    assert probes.changed(state) == []
     return state
 
 
@@ -203,7 +203,7 @@ def test_a_change_is_seen_and_named(tmp_path: Path, what: str) -> None:
     state = state_of(host)
     part, change = CHANGES[what]
     change(host)
-    assert part in host_state.changed(state)
+    assert part in probes.changed(state)
     # And it is the state from now on.
     state_of(host)
 
@@ -217,10 +217,10 @@ def test_changes_are_seen_together_in_any_order(chosen: list[str]) -> None:
         state = state_of(host)
         for change in NO_CHANGES.values():
             change(host)
-        assert host_state.changed(state) == []
+        assert probes.changed(state) == []
         for what in chosen:
             CHANGES[what][1](host)
-        seen = host_state.changed(state)
+        seen = probes.changed(state)
         assert {CHANGES[what][0] for what in chosen} <= set(seen)
         assert bool(seen) == bool(chosen)
 
@@ -240,16 +240,16 @@ def test_a_second_change_is_seen_as_well(first: str, second: str) -> None:
         except FileNotFoundError:
             # The first has taken away what the second would change.
             return
-        assert CHANGES[second][0] in host_state.changed(state)
+        assert CHANGES[second][0] in probes.changed(state)
 
 
-@pytest.mark.parametrize("what", [host_state.VERSION, "discover/table.py"])
+@pytest.mark.parametrize("what", [probes.VERSION, "discover/table.py"])
 def test_another_version_of_the_program_is_a_change(tmp_path: Path, what: str) -> None:
     """Its table of files, too: what another one has written is not to be believed."""
-    state = host_state.read(host_trees.plan(host_trees.build(tmp_path)))
-    assert state[host_state.PROGRAM][1][what]
-    state[host_state.PROGRAM][1][what] = "another"
-    assert host_state.changed(state) == [host_state.PROGRAM]
+    state = probes.read(host_trees.plan(host_trees.build(tmp_path)))
+    assert state[probes.PROGRAM][1][what]
+    state[probes.PROGRAM][1][what] = "another"
+    assert probes.changed(state) == [probes.PROGRAM]
 
 
 def test_a_lost_gpu_is_not_seen(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_a_lost_gpu_is_not_seen(tmp_path: Path) -> None:
     host = host_trees.build(tmp_path)
     state = state_of(host)
     write(host / "proc/driver/nvidia/gpus" / GPUS[0] / "information", "GPU UUID: GPU-????????\n")
-    assert host_state.changed(state) == []
+    assert probes.changed(state) == []
 
 
 def test_mig_devices_made_again_with_equal_ids_are_not_seen(tmp_path: Path) -> None:
@@ -268,9 +268,9 @@ def test_mig_devices_made_again_with_equal_ids_are_not_seen(tmp_path: Path) -> N
     host = host_trees.build(tmp_path)
     state = state_of(host)
     shutil.rmtree(host / MIG / "gi1")
-    assert "MIG devices" in host_state.changed(state)
+    assert "MIG devices" in probes.changed(state)
     write(host / MIG / "gi1/ci0/access", "DeviceFileMinor: 12\n")
-    assert host_state.changed(state) == []
+    assert probes.changed(state) == []
 
 
 JUNK = st.recursive(
@@ -283,17 +283,17 @@ JUNK = st.recursive(
 @given(
     JUNK
     | st.dictionaries(
-        st.sampled_from(["a", host_state.PROGRAM]),
+        st.sampled_from(["a", probes.PROGRAM]),
         JUNK | st.tuples(st.sampled_from(["place", "nodes", "program"]), JUNK).map(list),
     )
 )
 def test_what_is_no_state_has_changed(junk: object) -> None:
     """A file of another version, or a damaged one, is no reason to die, nor to be believed."""
-    assert host_state.changed(junk)
+    assert probes.changed(junk)
 
 
-@pytest.mark.parametrize("kind", sorted(host_state._OPERATIONS))
+@pytest.mark.parametrize("kind", sorted(probes._OPERATIONS))
 @pytest.mark.parametrize("argument", ["\ud800", "\0", "", "=", "x" * 5000])
 def test_what_is_no_name_of_anything_has_changed(kind: str, argument: str) -> None:
     """Half a surrogate pair is what JSON can have, and no system call takes."""
-    assert host_state.changed({"a": [kind, {argument: "?"}]})
+    assert probes.changed({"a": [kind, {argument: "?"}]})

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 
 from gpuruntime.errors import LdcacheError
-from gpuruntime.ldcache import ABI_FLAGS, Entry, lists_directory, merge, parse
-from gpuruntime.ldcache_format import sort_key
+from gpuruntime.formats.ldcache import sort_key
+from gpuruntime.formats.ldcache_merge import ABI_FLAGS, Entry, lists_directory, merge, parse
 
 pytestmark = pytest.mark.property
 

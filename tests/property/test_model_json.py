@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuruntime import model, model_json
+from gpuruntime import model
+from gpuruntime.snapshots import inventory_json
 
 pytestmark = pytest.mark.property
 
@@ -91,7 +92,7 @@ def through_text(plain: Any) -> Any:
 @given(INVENTORY)
 def test_an_inventory_comes_back_as_it_was(inventory: model.Inventory) -> None:
     """Field by field, through the text of a file."""
-    back = model_json.decode(through_text(model_json.encode(inventory)))
+    back = inventory_json.decode(through_text(inventory_json.encode(inventory)))
     assert back == inventory
     assert repr(back) == repr(inventory)
 
@@ -111,7 +112,7 @@ def test_what_was_damaged_is_refused_or_is_another_inventory(
     inventory: model.Inventory, data: st.DataObject
 ) -> None:
     """Whatever is accepted is exactly what would be written of it."""
-    plain = copy.deepcopy(model_json.encode(inventory))
+    plain = copy.deepcopy(inventory_json.encode(inventory))
     where, key = data.draw(st.sampled_from(places(plain)))
     match data.draw(st.sampled_from(["replace", "remove", "add"])):
         case "replace":
@@ -123,33 +124,35 @@ def test_what_was_damaged_is_refused_or_is_another_inventory(
         case "add":
             where.insert(key, data.draw(JUNK))
     try:
-        back = model_json.decode(plain)
+        back = inventory_json.decode(plain)
     except ValueError:
         return
-    assert json.dumps(model_json.encode(back), sort_keys=True) == json.dumps(plain, sort_keys=True)
+    assert json.dumps(inventory_json.encode(back), sort_keys=True) == json.dumps(
+        plain, sort_keys=True
+    )
 
 
 @pytest.mark.parametrize("junk", [None, True, 1, "x", [], {}, {"driver": {}}])
 def test_what_is_no_inventory_is_refused(junk: object) -> None:
     """A file of another version, or of somebody else."""
     with pytest.raises(ValueError, match="expected"):
-        model_json.decode(junk)
+        inventory_json.decode(junk)
 
 
 def test_each_field_is_needed_and_none_besides() -> None:
     """What an older version lacks, and what a newer one has, is no inventory of this one."""
     node = model.Node(host_path="/a", container_path="/b")
     driver = model.Driver(version="1", libraries=(), files=())
-    plain = model_json.encode(model.Inventory(driver=driver, gpus=(), control_nodes=(node,)))
+    plain = inventory_json.encode(model.Inventory(driver=driver, gpus=(), control_nodes=(node,)))
     for name in plain:
         with pytest.raises(ValueError, match=f"{name}.* expected"):
-            model_json.decode({key: value for key, value in plain.items() if key != name})
+            inventory_json.decode({key: value for key, value in plain.items() if key != name})
     with pytest.raises(ValueError, match="expected"):
-        model_json.decode({**plain, "more": []})
+        inventory_json.decode({**plain, "more": []})
     without_one = {key: value for key, value in plain["features"].items() if key != "imex"}
     with pytest.raises(ValueError, match=r"imex.* expected"):
-        model_json.decode({**plain, "features": without_one})
+        inventory_json.decode({**plain, "features": without_one})
     broken = copy.deepcopy(plain)
     broken["control_nodes"][0]["group"] = False
     with pytest.raises(ValueError, match="int expected, not bool"):
-        model_json.decode(broken)
+        inventory_json.decode(broken)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gpuruntime.config import Config
 from gpuruntime.errors import GpuRuntimeError
 from gpuruntime.oci import bundle
-from gpuruntime.request import Request, from_oci
+from gpuruntime.request.parse import Request, from_oci
 
 pytestmark = pytest.mark.property
 

@@ -23,8 +23,8 @@ from races import crashes, mounting
 from races.attackers import delayed, exchanging
 
 from cdi import store
-from gpuruntime import ldcache
 from gpuruntime.errors import GpuRuntimeError
+from gpuruntime.formats import ldcache_merge
 from gpuruntime.oci.bundle import Bundle
 from gpuruntime.system import syscalls
 from gpuruntime.system.loader import LoaderCache
@@ -301,7 +301,7 @@ def _two_writers(name: str, file: str, write: Callable[[Path, Any], None], tries
 
 def hook_crashes(step: int) -> Outcome:
     """TIME-02: the loader's cache and a link, killed before each *step*-th call; then again."""
-    entries = (ldcache.Entry("libcuda.so.1", "/usr/lib/gpu/libcuda.so.1", 0x303),)
+    entries = (ldcache_merge.Entry("libcuda.so.1", "/usr/lib/gpu/libcuda.so.1", 0x303),)
     escapes = tries = 0
     for number in range(1, 100_000, step):
         with tempfile.TemporaryDirectory(prefix="gpuruntime-race-") as folder:
@@ -321,7 +321,7 @@ def hook_crashes(step: int) -> Outcome:
             tries += 1
             was_killed = crashes.ended_before(number, work)
             work()
-            rows = ldcache.parse((top / "etc/ld.so.cache").read_bytes())
+            rows = ldcache_merge.parse((top / "etc/ld.so.cache").read_bytes())
             escapes += digest(outside) != before or not any(r[0] == "libcuda.so.1" for r in rows)
             root.close()
             if not was_killed:

@@ -82,7 +82,7 @@ class Place:
     def command(self) -> list[str]:
         """Return the create, as the launcher starts it."""
         code = f"import sys;sys.path.append({str(self.library)!r});"
-        code += f"from gpuruntime.shim import main;main({sys.executable!r})"
+        code += f"from gpuruntime.shim.main import main;main({sys.executable!r})"
         words = ["--log", str(self.log), "create", "--bundle", str(self.bundle), "one"]
         return [*PYTHON, code, "0", "0:0", "gpu-container-runtime", *words]
 

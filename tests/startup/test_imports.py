@@ -39,41 +39,42 @@ BROUGHT = {
 }
 # gpuruntime.system alone; the shim changes nothing on the machine but the bundle.
 SYSTEM_ONLY = {"ctypes", "ctypes._endian", "_ctypes"}
-# A create that gets what an earlier one got.
+
+
+def of(room: str, modules: str) -> set[str]:
+    """Return the names of *room*, a package, and of its *modules*."""
+    return {room, *(f"{room}.{name}" for name in modules.split())}
+
+
+# A create whose grant is saved.
 WARM = {
-    *("cdi", "cdi.complete", "cdi.edits", "cdi.errors", "cdi.names", "cdi.strictjson"),
-    *("gpuruntime", "gpuruntime.capabilities", "gpuruntime.config", "gpuruntime.container"),
-    *("gpuruntime.errors", "gpuruntime.extras", "gpuruntime.grant", "gpuruntime.host_state"),
-    *("gpuruntime.injection", "gpuruntime.log", "gpuruntime.nodes", "gpuruntime.oci"),
-    *("gpuruntime.oci.argv", "gpuruntime.oci.bundle", "gpuruntime.oci.lowlevel"),
-    *("gpuruntime.programs", "gpuruntime.ready", "gpuruntime.record", "gpuruntime.request"),
-    *("gpuruntime.requirements", "gpuruntime.shim", "gpuruntime.trust"),
+    *of("cdi", "complete edits errors names strictjson"),
+    *of("gpuruntime", "config errors grant log probes record trusted_files"),
+    *of("gpuruntime.oci", "argv bundle lowlevel"),
+    *of("gpuruntime.plan", "hook_programs injection node_numbers"),
+    *of("gpuruntime.request", "capabilities container driver_options parse requirements"),
+    *of("gpuruntime.shim", "main"),
+    *of("gpuruntime.snapshots", "config_snapshot grants storage"),
 }
-# One for which it is worked out.
+# One whose grant is computed.
 SHIM = {
     *WARM,
-    *("cdi.document", "cdi.quick", "cdi.registry", "cdi.version", "gpuruntime.automatic"),
-    *("gpuruntime.driver_version", "gpuruntime.inventory_cache", "gpuruntime.machine"),
-    *("gpuruntime.model", "gpuruntime.model_json", "gpuruntime.plan", "gpuruntime.resolve"),
-    *("gpuruntime.selection", "gpuruntime.slowpath", "gpuruntime.sources", "gpuruntime.stale"),
+    *of("cdi", "document quick registry version"),
+    *of("gpuruntime", "model slowpath"),
+    *of("gpuruntime.formats", "driver_version"),
+    *of("gpuruntime.plan", "devices driver_files from_inventory gpu_edits sources stale_spec"),
+    *of("gpuruntime.shim", "machine"),
+    *of("gpuruntime.snapshots", "inventory_json inventory_snapshot"),
 }
 # Each of these costs more than all of ours.
 TOO_MUCH = {"json", "re", "enum", "functools", "collections", "signal", "operator", "struct"}
 HOOK = {
-    *("cdi", "cdi.strictjson"),
-    *("gpuruntime", "gpuruntime.errors", "gpuruntime.ldcache"),
-    *("gpuruntime.ldcache_format", "gpuruntime.oci", "gpuruntime.oci.bundle"),
-    *("gpuruntime.record", "gpuruntime.system", "gpuruntime.system.compat"),
-    *("gpuruntime.system.drop_in", "gpuruntime.system.loader", "gpuruntime.system.mounts"),
-    *("gpuruntime.system.names", "gpuruntime.system.ops", "gpuruntime.system.paths"),
-    *(
-        "gpuruntime.system.seccomp",
-        "gpuruntime.system.syscalls",
-        "hooks",
-        "hooks.entry",
-        "hooks.options",
-    ),
-    *("hooks.state", "hooks.update_container"),
+    *of("cdi", "strictjson"),
+    *of("gpuruntime", "errors record"),
+    *of("gpuruntime.formats", "ldcache ldcache_merge"),
+    *of("gpuruntime.oci", "bundle"),
+    *of("gpuruntime.system", "compat drop_in loader mounts names ops paths seccomp syscalls"),
+    *of("hooks", "entry options state update_container"),
 }
 
 # An audit hook sees the exec, or the exit, that ends each of the two programs.
@@ -92,8 +93,9 @@ from gpuruntime import config
 config.DEFAULTS["nvidia-container-runtime.modes.cdi.spec-dirs"] = [SPECS]
 config.DEFAULTS["nvidia-container-runtime.runtimes"] = ["/bin/true"]
 config.DEFAULTS["nvidia-container-runtime.mode"] = MODE
-config.RUN_DIRECTORY = RUN
-from gpuruntime.shim import main
+from gpuruntime.snapshots import storage
+storage.RUN_DIRECTORY = RUN
+from gpuruntime.shim.main import main
 main(CLI_PYTHON)
 """
 )

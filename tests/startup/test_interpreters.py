@@ -26,7 +26,9 @@ for name in sys.argv[1:]:
     importlib.import_module(name)
 print(len(sys.modules) > len(sys.argv))
 """
-SHIM = f"import sys;sys.path.append({str(TREE)!r});from gpuruntime.shim import main;main(PYTHON)"
+SHIM = (
+    f"import sys;sys.path.append({str(TREE)!r});from gpuruntime.shim.main import main;main(PYTHON)"
+)
 HOOK = f"import sys;sys.path.append({str(TREE)!r});from hooks.entry import main;main(PYTHON)"
 LIBRARY = "usr/lib/x86_64-linux-gnu/libtiny.so.1"
 HOOK_WORDS = (

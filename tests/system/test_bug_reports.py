@@ -20,8 +20,8 @@ import driver_roots
 import pytest
 from driver_roots import OTHER, VERSION
 
-from gpuruntime import ldcache
-from gpuruntime.discover.places import native_abi
+from gpuruntime.discover.search_paths import native_abi
+from gpuruntime.formats import ldcache_merge
 
 TREE = Path(__file__).parents[2]
 SIMHOST = TREE / "tests" / "simhost" / "simhost.py"
@@ -585,9 +585,11 @@ def test_b124_a_cache_without_the_driver_and_a_library_that_crashes(tmp_path: Pa
     crash.write_text("#include <stdlib.h>\n__attribute__((constructor)) void f(void) { abort(); }")
     library = tmp_path / "crash.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, crash], check=True, timeout=30)
-    entry = ldcache.Entry("libc.so.6", f"{LIBRARIES}/libc.so.6", ldcache.ABI_FLAGS[native_abi()])
+    entry = ldcache_merge.Entry(
+        "libc.so.6", f"{LIBRARIES}/libc.so.6", ldcache_merge.ABI_FLAGS[native_abi()]
+    )
     cache = tmp_path / "cache"
-    cache.write_bytes(ldcache.merge(None, [entry]))
+    cache.write_bytes(ldcache_merge.merge(None, [entry]))
     bare = f"cp {cache} /etc/ld.so.cache; rm /etc/ld.so.conf; "
     bare += "ldconfig -p > /run/p; test $(grep -c libcuda /run/p) = 0; "
     helper = f"cp {library} {LIBRARIES}/libnvidia-sandboxutils.so.{VERSION}; "

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from containers.machine import differences, of_machine
 
-from gpuruntime import elf
+from gpuruntime.formats import elf
 
 TREE = Path(__file__).parents[2]
 SIMHOST = TREE / "tests" / "simhost" / "simhost.py"

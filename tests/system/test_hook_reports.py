@@ -20,7 +20,7 @@ import pytest
 from driver_roots import elf
 from shim_host import PROGRAM, TREE, ShimHost, asking
 
-from gpuruntime import ldcache
+from gpuruntime.formats import ldcache_merge
 
 HOOK = str(TREE / ".venv" / "bin" / "gpu-cdi-hook")
 LIBRARIES = "/usr/lib/x86_64-linux-gnu"
@@ -61,7 +61,7 @@ def hook(
 
 def found(root: Path, name: str) -> str:
     """Return where glibc's loader finds the library *name*."""
-    rows = ldcache.parse((root / "etc" / "ld.so.cache").read_bytes())
+    rows = ldcache_merge.parse((root / "etc" / "ld.so.cache").read_bytes())
     return next(row[1] for row in rows if row[0] == name)
 
 

@@ -25,9 +25,9 @@ import pytest
 from hostile import cases
 from hostile.canary import digest
 
-from gpuruntime import ldcache
 from gpuruntime.errors import LdcacheError
-from gpuruntime.ldcache import ABI_FLAGS, Entry
+from gpuruntime.formats import ldcache_merge
+from gpuruntime.formats.ldcache_merge import ABI_FLAGS, Entry
 from gpuruntime.system import drop_in
 from gpuruntime.system.loader import LoaderCache
 from gpuruntime.system.paths import Root
@@ -297,7 +297,7 @@ def test_only_where_the_cache_cannot_be_merged_with(root: Path) -> None:
 
     def names(*, ldconfig: str) -> list[str]:
         LoaderCache((OURS,), ldconfig=ldconfig).execute(opened, warnings.append)
-        return [row[0] for row in ldcache.parse(cache.read_bytes())]
+        return [row[0] for row in ldcache_merge.parse(cache.read_bytes())]
 
     # A cache that can be merged with, and none at all: nothing is run.
     assert names(ldconfig="/nothing/to/run") == ["libx.so.1"]

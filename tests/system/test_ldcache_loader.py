@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpuruntime import elf
-from gpuruntime.ldcache import ABI_FLAGS, Entry, merge, parse
+from gpuruntime.formats import elf
+from gpuruntime.formats.ldcache_merge import ABI_FLAGS, Entry, merge, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable

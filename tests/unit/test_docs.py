@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuruntime import options
 from gpuruntime.cli.main import COMMANDS
+from gpuruntime.configfile import options
 
 TREE = Path(__file__).parents[2]
 ARCHITECTURE = TREE / "docs" / "concepts" / "architecture.md"

@@ -75,7 +75,7 @@ def test_paths_with_and_without_a_prefix(tmp_path: Path, prefix: str) -> None:
         ("gpuruntime/launcher/launcher.c", "tests/launcher/test_hook_role.py"),
         ("hooks/entry.py", "tests/unit/hooks/test_plan.py"),
         ("gpuruntime/oci/bundle.py", "tests/unit/gpuruntime/test_bundle.py"),
-        ("gpuruntime/trust.py", "tests/unit/gpuruntime/test_trust.py"),
+        ("gpuruntime/trusted_files.py", "tests/unit/gpuruntime/test_trusted_files.py"),
     ],
 )
 def test_the_likeliest_tests_are_first(changed: str, test: str) -> None:

@@ -18,13 +18,14 @@ TREE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 sys.path.append(TREE)
 
 from cdi import strictjson  # noqa: E402
-from gpuruntime import config as settings  # noqa: E402
-from gpuruntime import injection, shim  # noqa: E402
 from gpuruntime.errors import GpuRuntimeError  # noqa: E402
 from gpuruntime.log import Log  # noqa: E402
 from gpuruntime.oci import argv  # noqa: E402
 from gpuruntime.oci.bundle import CONFIG_NAME, Bundle  # noqa: E402
-from gpuruntime.ready import Ready  # noqa: E402
+from gpuruntime.plan import injection  # noqa: E402
+from gpuruntime.shim import main as shim  # noqa: E402
+from gpuruntime.snapshots import config_snapshot  # noqa: E402
+from gpuruntime.snapshots.grants import SavedGrants  # noqa: E402
 
 CLI_PYTHON = os.path.join(TREE, ".venv", "bin", "python")
 
@@ -43,8 +44,10 @@ def main() -> str | None:
     if not (command.understood and command.creates):
         return "no create that Python would understand"
     log = Log(None, json_format=False)
-    ready = Ready()
-    config = settings.load(os.environ, lambda path: shim._compile(path, CLI_PYTHON, log), ready)
+    saved = SavedGrants()
+    config = config_snapshot.load(
+        os.environ, lambda path: shim._compile(path, CLI_PYTHON, log), saved
+    )
     config = shim.as_called(config, sys.argv[1])
     directory, name = os.path.split(command.config or "")
     bundle = Bundle(directory, name) if name else Bundle(command.bundle or "", CONFIG_NAME)
@@ -55,7 +58,7 @@ def main() -> str | None:
         return None
     answer = os.environ.get("WATCHED_ANSWER")
     if answer is not None:
-        host = shim.ShimHost(config, CLI_PYTHON, sys.argv[1], log, ready)
+        host = shim.ShimHost(config, CLI_PYTHON, sys.argv[1], log, saved)
         injection.decide(document, config, host).apply(document)
         wanted = strictjson.dumps(document, ascii_only=False).encode()
         with open(os.path.join(command.bundle or "", answer), "rb") as stream:

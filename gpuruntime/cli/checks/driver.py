@@ -9,13 +9,13 @@ import stat
 import time
 from collections.abc import Iterator
 
-from gpuruntime import driver_version, ldcache
 from gpuruntime.cli.checks import processes
 from gpuruntime.cli.checks.finding import Note, fail, ok, warn
 from gpuruntime.cli.checks.machine import Machine, Place
-from gpuruntime.discover import driver, nvml, places, version
+from gpuruntime.discover import driver, nvml, search_paths, version
 from gpuruntime.discover.root import Directory, DriverRoot
 from gpuruntime.errors import GpuRuntimeError, LdcacheError
+from gpuruntime.formats import driver_version, ldcache_merge
 
 MODULE = version.MODULE
 GPUS = "/proc/driver/nvidia/gpus"
@@ -172,7 +172,7 @@ def versions(machine: Machine) -> Iterator[Note]:
 
 
 def _directories(root: DriverRoot) -> list[Directory]:
-    return places.libraries(root, (), places.native_abi())
+    return search_paths.libraries(root, (), search_paths.native_abi())
 
 
 def libraries(machine: Machine) -> Iterator[Note]:
@@ -185,7 +185,7 @@ def libraries(machine: Machine) -> Iterator[Note]:
     elsewhere = _elsewhere(machine, place)
     searched = [directory.path for directory in _directories(root)] if root else []
     where = f"; directories searched: {', '.join(searched)}" if searched else ""
-    what = f'no "{places.NVML_NAME}" below the driver root "{place.path}"{where}'
+    what = f'no "{search_paths.NVML_NAME}" below the driver root "{place.path}"{where}'
     if elsewhere:
         yield fail(
             f'{what}; there is one below "{elsewhere}"',
@@ -196,7 +196,7 @@ def libraries(machine: Machine) -> Iterator[Note]:
 
 
 def _has_nvml(root: DriverRoot) -> bool:
-    return any(places.NVML_NAME in directory.names for directory in _directories(root))
+    return any(search_paths.NVML_NAME in directory.names for directory in _directories(root))
 
 
 def _elsewhere(machine: Machine, place: Place) -> str:
@@ -224,17 +224,17 @@ def loader_cache(machine: Machine) -> Iterator[Note]:
     """See whether the loader's cache of the driver root knows the libraries there are."""
     place = machine.driver_root()
     root = place.open()
-    data = root.read("/etc/ld.so.cache", places.MAX_CACHE_BYTES) if root else None
+    data = root.read("/etc/ld.so.cache", search_paths.MAX_CACHE_BYTES) if root else None
     if root is None or not data:
         yield ok("none: the loader's configuration and the usual directories are searched")
         return
     update = 'run "ldconfig"' if place.path == "/" else f'run "ldconfig -r {place.path}"'
     try:
-        rows = ldcache.parse(data)
+        rows = ldcache_merge.parse(data)
     except LdcacheError as error:
         yield warn(f'"/etc/ld.so.cache" cannot be read: {error.message}', update)
         return
-    named = [row[1] for row in rows if row[0] in (places.CUDA_NAME, places.NVML_NAME)]
+    named = [row[1] for row in rows if row[0] in (search_paths.CUDA_NAME, search_paths.NVML_NAME)]
     gone = [path for path in named if root.locate(path) is None]
     if gone:
         yield warn(f'"/etc/ld.so.cache" has "{gone[0]}", which is gone', update)

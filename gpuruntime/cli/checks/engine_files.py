@@ -12,7 +12,7 @@ from typing import Any
 from gpuruntime.cli.checks import processes
 from gpuruntime.cli.checks.machine import Machine
 from gpuruntime.cli.checks.processes import Process
-from gpuruntime.engines import containerd, crio, docker, edits, places, podman, template
+from gpuruntime.engines import config_paths, containerd, crio, docker, edits, podman, template
 from gpuruntime.engines.daemons import Daemon
 from gpuruntime.engines.edits import look_up, table_at
 from gpuruntime.engines.errors import BadFileError
@@ -65,9 +65,9 @@ def known(machine: Machine) -> list[Engine]:
     """Return the engines that are installed. That of the docker snap is none, see `is_snap`."""
     host = _host(machine)
     found = []
-    for name in places.present(host):
+    for name in config_paths.present(host):
         try:
-            place = places.find(name, host, "gpuruntime")
+            place = config_paths.find(name, host, "gpuruntime")
         except ConfigError:
             # The snap, which cannot be configured.
             continue
@@ -85,13 +85,13 @@ def known(machine: Machine) -> list[Engine]:
 def is_snap(machine: Machine) -> bool:
     """Tell whether docker is here from a snap alone."""
     try:
-        places.find("docker", _host(machine), "gpuruntime")
+        config_paths.find("docker", _host(machine), "gpuruntime")
     except ConfigError:
         return machine.exists("/snap/docker")
     return False
 
 
-def _host(machine: Machine) -> places.Host:
+def _host(machine: Machine) -> config_paths.Host:
     daemons = []
     for process in processes.running(machine, "dockerd", "containerd", "crio"):
         name = {"dockerd": "docker"}.get(process.name, process.name)
@@ -102,7 +102,7 @@ def _host(machine: Machine) -> places.Host:
             is_path = config is not None and config.startswith("/")
             daemons.append(Daemon(name, program, config if is_path else None))
     # As root: what is asked is which engines the host has, not which ours are.
-    return places.Host(machine.environ, 0, machine.exists, tuple(daemons))
+    return config_paths.Host(machine.environ, 0, machine.exists, tuple(daemons))
 
 
 def _daemon(machine: Machine, engine: str) -> Process | None:
@@ -116,7 +116,7 @@ def _daemon(machine: Machine, engine: str) -> Process | None:
     return found[0] if found else None
 
 
-def _drop_ins(machine: Machine, place: places.Place) -> list[str]:
+def _drop_ins(machine: Machine, place: config_paths.Place) -> list[str]:
     if place.family == "podman":
         return machine.glob(posixpath.dirname(place.drop_in), "*.conf")
     if place.family == "crio":

@@ -11,7 +11,7 @@ from gpuruntime.cli.checks import driver, engine_files, processes, readers
 from gpuruntime.cli.checks.engine_files import Engine
 from gpuruntime.cli.checks.finding import Note, fail, ok, warn
 from gpuruntime.cli.checks.machine import Machine, modified
-from gpuruntime.engines import places, template
+from gpuruntime.engines import config_paths, template
 
 _KUBELET = "/var/lib/kubelet"
 _BUILDKIT = ("/etc/buildkit/buildkitd.toml", "/etc/buildkitd.toml")
@@ -44,7 +44,7 @@ def _is_of_gpus(name: str, path: str) -> bool:
 def engines(machine: Machine) -> Iterator[Note]:
     """See whether each engine knows us, and has been started since it was told."""
     if engine_files.is_snap(machine):
-        error = places.snap_refusal()
+        error = config_paths.snap_refusal()
         yield fail(error.message, error.hint or "")
     found = engine_files.known(machine)
     for engine in found:

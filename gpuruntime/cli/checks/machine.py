@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuruntime import config as settings
-from gpuruntime.cli import config_check
-from gpuruntime.cli import config_file as files
 from gpuruntime.config import Config
+from gpuruntime.configfile import check
+from gpuruntime.configfile import file as files
 from gpuruntime.discover.root import DriverRoot
 from gpuruntime.errors import ConfigError, DiscoveryError
 from gpuruntime.oci.lowlevel import STANDARD_PATH
@@ -206,7 +206,7 @@ class Machine:
             values: dict[str, Any] = {}
             if path:
                 try:
-                    values, _ = config_check.examine(files.parse(self.read(path) or "", path))
+                    values, _ = check.examine(files.parse(self.read(path) or "", path))
                 except ConfigError:
                     values = {}
             self._config = Config(values, path or None)

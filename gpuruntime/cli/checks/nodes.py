@@ -9,14 +9,14 @@ import re
 import stat
 from collections.abc import Iterator
 
-from gpuruntime import programs
 from gpuruntime.cli import system_devices as devices
 from gpuruntime.cli.checks import driver
 from gpuruntime.cli.checks.finding import FAIL, WARN, Note, fail, ok, warn
 from gpuruntime.cli.checks.machine import Machine
 from gpuruntime.cli.system_devices import Device
-from gpuruntime.discover.nodes import REQUIRED
+from gpuruntime.discover.device_nodes import REQUIRED
 from gpuruntime.errors import GpuRuntimeError
+from gpuruntime.plan import hook_programs
 
 PARAMS = "/proc/driver/nvidia/params"
 _MAKE = 'run "gpuruntime system create-device-nodes --all --load-kernel-modules"'
@@ -175,7 +175,7 @@ def params(machine: Machine) -> Iterator[Note]:
         yield warn(
             "ModifyDeviceFiles is 1, and our hook, which hides that from containers, is not "
             "installed",
-            f"install {programs.HOOK}, or load the driver with NVreg_ModifyDeviceFiles=0",
+            f"install {hook_programs.HOOK}, or load the driver with NVreg_ModifyDeviceFiles=0",
         )
     mode = told.get("DeviceFileMode", _USUAL_MODE)
     if mode != _USUAL_MODE and mode.isdigit():
@@ -184,7 +184,7 @@ def params(machine: Machine) -> Iterator[Note]:
 
 def _has_hook(machine: Machine) -> bool:
     configured = machine.config["nvidia-ctk.path"]
-    name = configured if configured.startswith("/") else programs.HOOK
+    name = configured if configured.startswith("/") else hook_programs.HOOK
     return bool(machine.find_program(name) or machine.beside(name))
 
 

@@ -13,13 +13,14 @@ from cdi.errors import CdiError
 from cdi.registry import ENDINGS, Registry
 from cdi.wire import Edits, Hook, Spec
 from gpuruntime import config as settings
-from gpuruntime import driver_version, host_state
+from gpuruntime import probes
 from gpuruntime.cli import stamp
 from gpuruntime.cli import system_devices as devices
 from gpuruntime.cli.checks import driver, engine_files, readers
 from gpuruntime.cli.checks.finding import Note, fail, ok, warn
 from gpuruntime.cli.checks.machine import Machine
-from gpuruntime.trust import may_trust
+from gpuruntime.formats import driver_version
+from gpuruntime.trusted_files import may_trust
 
 # Where people have put specs that no engine looks for.
 _NOWHERE = (
@@ -234,7 +235,7 @@ def _stale(machine: Machine, path: str, spec: Spec) -> Iterator[Note]:
 def _changed(path: str) -> Iterator[Note]:
     """Compare the host with what the spec's stamp says that it was."""
     made = stamp.read(path)
-    changed = host_state.changed(made.fingerprint) if made is not None else []
+    changed = probes.changed(made.fingerprint) if made is not None else []
     if changed:
         yield warn(
             f'since "{path}" was written these have changed: {", ".join(changed)}', _refresh(path)

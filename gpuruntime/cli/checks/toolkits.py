@@ -9,14 +9,15 @@ import sys
 from collections.abc import Iterator
 
 from gpuruntime import config as settings
-from gpuruntime.cli import config_check
-from gpuruntime.cli import config_file as files
 from gpuruntime.cli.checks import engine_files, readers
 from gpuruntime.cli.checks.finding import Note, fail, ok, warn
 from gpuruntime.cli.checks.machine import Machine
+from gpuruntime.configfile import check
+from gpuruntime.configfile import file as files
 from gpuruntime.errors import ConfigError
-from gpuruntime.inventory_cache import SNAPSHOT, InventoryCache
-from gpuruntime.trust import may_trust
+from gpuruntime.snapshots.inventory_snapshot import SNAPSHOT, InventorySnapshot
+from gpuruntime.snapshots.storage import RUN_DIRECTORY
+from gpuruntime.trusted_files import may_trust
 
 RUNTIME = "gpu-container-runtime"
 _INCUMBENT = "nvidia-container-runtime"
@@ -49,7 +50,7 @@ def config(machine: Machine) -> Iterator[Note]:
         yield fail(f'"{path}" cannot be read', "put a config file there, or remove it")
         return
     try:
-        _, findings = config_check.examine(files.parse(text, path))
+        _, findings = check.examine(files.parse(text, path))
     except ConfigError as error:
         yield fail(error.message, error.hint or "correct the file")
         return
@@ -192,7 +193,7 @@ def namespace(machine: Machine) -> Iterator[Note]:
 
 def snapshot(machine: Machine) -> Iterator[Note]:
     """See whether containers can start from what was found before, or each asks the driver."""
-    directory = settings.RUN_DIRECTORY
+    directory = RUN_DIRECTORY
     status = machine.status(directory)
     if status is None:
         yield ok("none yet: the first container that asks for a GPU makes it")
@@ -212,7 +213,7 @@ def snapshot(machine: Machine) -> Iterator[Note]:
 
 def _fits(machine: Machine) -> bool:
     root = machine.config.driver_root or "/"
-    return InventoryCache(root, _never, 0).read() is not None
+    return InventorySnapshot(root, _never, 0).read() is not None
 
 
 def _never() -> object:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cdi import registry, yamlio
-from gpuruntime.trust import may_trust
+from gpuruntime.trusted_files import may_trust
 
 GOOD = {
     "cdiVersion": "0.5.0",

@@ -20,7 +20,7 @@ import pytest
 
 from cdi import document, generate, store, yamlio
 from cdi.errors import CdiError
-from gpuruntime.trust import may_trust
+from gpuruntime.trusted_files import may_trust
 
 SPEC: Any = {
     "cdiVersion": "0.3.0",

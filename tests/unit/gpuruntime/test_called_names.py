@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpuruntime import shim
 from gpuruntime.config import MODES, Config
+from gpuruntime.shim import main
 
 MODE = "nvidia-container-runtime.mode"
 
@@ -30,7 +30,7 @@ MODE = "nvidia-container-runtime.mode"
 def test_the_name_says_the_mode(name: str, mode: str | None, configured: str) -> None:
     """Whatever the config says: engines name one program a mode, and share the config."""
     config = Config({MODE: configured, "swarm-resource": "RES"}, "/etc/config.toml")
-    found = shim.as_called(config, name)
+    found = main.as_called(config, name)
     assert found.mode == found[MODE] == (mode or configured)
     # All else is the operator's.
     assert (found.swarm, found.path) == (("RES",), "/etc/config.toml")

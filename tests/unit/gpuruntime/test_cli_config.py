@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from gpuruntime import config, options
+from gpuruntime import config
+from gpuruntime.configfile import options
 
 TREE = Path(__file__).parents[3]
 MODE = "nvidia-container-runtime.mode"

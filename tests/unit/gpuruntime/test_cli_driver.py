@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from driver_roots import VERSION, Tree, build, elf
 
-from gpuruntime import capabilities
+from gpuruntime.request import capabilities
 
 # What the machine of these tests runs.
 LAYOUT = {"aarch64": "aarch64"}.get(platform.machine(), "ubuntu")

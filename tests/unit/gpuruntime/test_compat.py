@@ -16,8 +16,8 @@ import pytest
 from hostile import noted
 from hostile.canary import digest
 
-from gpuruntime import ldcache
-from gpuruntime.ldcache import ABI_FLAGS, Entry
+from gpuruntime.formats import ldcache_merge
+from gpuruntime.formats.ldcache_merge import ABI_FLAGS, Entry
 from gpuruntime.system import compat, drop_in
 from gpuruntime.system.compat import CudaCompat
 from gpuruntime.system.loader import LoaderCache
@@ -366,7 +366,7 @@ def test_time_01_no_more_libraries_are_read_than_cuda_has(
 def found_by_loader(image: Image) -> dict[str, str]:
     """Return the first entry of each name in the cache: the one that counts."""
     found: dict[str, str] = {}
-    for name, path, *_ in ldcache.parse((image.root / "etc" / "ld.so.cache").read_bytes()):
+    for name, path, *_ in ldcache_merge.parse((image.root / "etc" / "ld.so.cache").read_bytes()):
         found.setdefault(name, path)
     return found
 

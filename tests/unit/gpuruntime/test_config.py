@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from gpuruntime import __version__, config
-from gpuruntime.cli import config_compile as compiler
+from gpuruntime.configfile import compilation
 from gpuruntime.errors import ConfigError
+from gpuruntime.snapshots import config_snapshot, storage
 
 
 @pytest.fixture
@@ -22,8 +23,7 @@ def run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory = tmp_path / "run"
     directory.mkdir()
     directory.chmod(0o755)
-    monkeypatch.setattr(config, "RUN_DIRECTORY", str(directory))
-    monkeypatch.setattr(config, "SNAPSHOT", str(directory / "config.json"))
+    monkeypatch.setattr(storage, "RUN_DIRECTORY", str(directory))
     return directory
 
 
@@ -112,8 +112,8 @@ def test_a_snapshot_is_used_until_the_file_changes(tmp_path: Path, run_directory
     """The start path does not read TOML; a change is seen without a restart of anything."""
     path = toml(tmp_path, RUNTIMES)
     environment = {"GPURUNTIME_CONFIG": path}
-    assert compiler.compile_file(path)[1] == []
-    assert config.load(environment, must_not_compile).runtimes == ("/opt/runc",)
+    assert compilation.compile_file(path)[1] == []
+    assert config_snapshot.load(environment, must_not_compile).runtimes == ("/opt/runc",)
     asked = []
 
     def compile_file(path: str) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def test_a_snapshot_is_used_until_the_file_changes(tmp_path: Path, run_directory
             (tmp_path / "other").write_text(RUNTIMES)
             os.utime(tmp_path / "other", ns=(status.st_atime_ns, status.st_mtime_ns))
             os.replace(tmp_path / "other", path)
-        assert config.load(environment, compile_file).runtimes == ("runc", "crun")
+        assert config_snapshot.load(environment, compile_file).runtimes == ("runc", "crun")
     assert asked == [path] * 3
     assert sorted(os.listdir(run_directory)) == ["config.json", "launcher"]
 
@@ -143,7 +143,7 @@ def test_a_snapshot_that_cannot_be_believed_is_not_used(
 ) -> None:
     """Others could have written it, or it is of another version: slower, never wrong."""
     path = toml(tmp_path, RUNTIMES)
-    compiler.compile_file(path)
+    compilation.compile_file(path)
     snapshot = run_directory / "config.json"
     content = json.loads(snapshot.read_text())
     if spoil == "writable":
@@ -160,12 +160,12 @@ def test_a_snapshot_that_cannot_be_believed_is_not_used(
         changed = {
             "garbage": "{",
             "deep": "[" * 100_000,
-            "format": json.dumps({**content, "format": config.FORMAT + 1}),
+            "format": json.dumps({**content, "format": config_snapshot.FORMAT + 1}),
             "path": json.dumps({**content, "file": ["/other", *content["file"][1:]]}),
             "list": json.dumps([content]),
         }
         snapshot.write_text(changed[spoil])
-    loaded = config.load({"GPURUNTIME_CONFIG": path}, lambda _: {})
+    loaded = config_snapshot.load({"GPURUNTIME_CONFIG": path}, lambda _: {})
     assert loaded.runtimes == ("runc", "crun")
 
 
@@ -185,7 +185,7 @@ def test_nobody_else_ever_writes_in_the_directory(
     for umask, mode in ((0, 0o755), (0o777, 0)):
         old = os.umask(umask)
         try:
-            config.make_directory(str(made))
+            storage.make_directory(str(made))
         finally:
             os.umask(old)
         assert before.pop() == mode
@@ -198,7 +198,7 @@ def test_the_snapshot_and_the_companion_are_for_everybody_to_read(
 ) -> None:
     """Rootless runtimes read them; nobody else writes them."""
     path = toml(tmp_path, RUNTIMES)
-    compiler.compile_file(path)
+    compilation.compile_file(path)
     for name in ("config.json", "launcher"):
         assert (run_directory / name).stat().st_mode & 0o7777 == 0o644
     status = os.stat(path)
@@ -218,14 +218,14 @@ def test_a_name_that_the_companion_cannot_hold_is_not_written(
 ) -> None:
     """A line break in a name would be another line to the launcher."""
     path = toml(tmp_path, '[nvidia-container-runtime]\nruntimes = ["a\\nruntime /evil"]\n')
-    compiler.compile_file(path)
+    compilation.compile_file(path)
     assert os.listdir(run_directory) == ["config.json"]
 
 
 def test_an_unknown_key_is_a_warning_with_the_nearest(tmp_path: Path, run_directory: Path) -> None:
     """A misspelling must be heard and must not stop a container."""
     text = '[nvidia-container-runtime]\nlog-levle = "debug"\n[zzz]\nqqq = 1\n'
-    values, warnings = compiler.compile_file(toml(tmp_path, text))
+    values, warnings = compilation.compile_file(toml(tmp_path, text))
     assert values == {}
     assert len(warnings) == 2
     assert '"nvidia-container-runtime.log-levle" has no effect' in warnings[0]
@@ -236,7 +236,9 @@ def test_an_unknown_key_is_a_warning_with_the_nearest(tmp_path: Path, run_direct
 def test_many_unknown_keys_are_a_few_warnings(tmp_path: Path, run_directory: Path) -> None:
     """A file of something else must not fill the engine's log."""
     text = "".join(f"k{number} = 1\n" for number in range(1000)) + '"disable-require" = true\n'
-    values, warnings = compiler.compile_file(toml(tmp_path, f"{text}'nvidia-ctk.path' = '/x'\n"))
+    values, warnings = compilation.compile_file(
+        toml(tmp_path, f"{text}'nvidia-ctk.path' = '/x'\n")
+    )
     assert values == {"disable-require": True}
     assert len(warnings) == 51
     assert "951 more" in warnings[-1]
@@ -255,7 +257,7 @@ def test_what_has_no_effect_yet_is_accepted_silently(
     tmp_path: Path, run_directory: Path, text: str
 ) -> None:
     """The incumbent's files have it; `config check` is where to ask."""
-    assert compiler.compile_file(toml(tmp_path, text))[1] == []
+    assert compilation.compile_file(toml(tmp_path, text))[1] == []
 
 
 @pytest.mark.parametrize(
@@ -270,14 +272,14 @@ def test_a_word_that_nobody_knows_is_a_warning(
     tmp_path: Path, run_directory: Path, text: str, said: str
 ) -> None:
     """The incumbent takes it, and so containers that do not depend on it start."""
-    (warning,) = compiler.compile_file(toml(tmp_path, text))[1]
+    (warning,) = compilation.compile_file(toml(tmp_path, text))[1]
     assert said in warning
 
 
 def test_an_unknown_log_level_is_a_warning(tmp_path: Path, run_directory: Path) -> None:
     """More or less is written; no container fails."""
     text = '[nvidia-container-runtime]\nlog-level = "loud"\n'
-    values, warnings = compiler.compile_file(toml(tmp_path, text))
+    values, warnings = compilation.compile_file(toml(tmp_path, text))
     assert config.Config(values, None).log_level == "info"
     assert '"loud"' in warnings[0]
 
@@ -311,7 +313,7 @@ def test_a_wrong_value_is_an_error_that_names_file_and_key(
     """And nothing is compiled from it."""
     path = toml(tmp_path, text)
     with pytest.raises(ConfigError) as error:
-        compiler.compile_file(path)
+        compilation.compile_file(path)
     assert path in error.value.message
     assert named in error.value.message
     assert error.value.hint
@@ -323,7 +325,7 @@ def test_a_directory_that_cannot_be_written_is_a_warning(
 ) -> None:
     """Rootless: each start compiles, which is slow and right."""
     (tmp_path / "file").touch()
-    monkeypatch.setattr(config, "RUN_DIRECTORY", str(tmp_path / "file" / "run"))
-    values, warnings = compiler.compile_file(toml(tmp_path, RUNTIMES))
+    monkeypatch.setattr(storage, "RUN_DIRECTORY", str(tmp_path / "file" / "run"))
+    values, warnings = compilation.compile_file(toml(tmp_path, RUNTIMES))
     assert values == {"nvidia-container-runtime.runtimes": ["/opt/runc"]}
     assert "each start compiles" in warnings[0]

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from gpuruntime import companion, request
 from gpuruntime.config import Config
+from gpuruntime.launcher import companion
+from gpuruntime.request import parse
 
 TREE = Path(__file__).parents[3]
 BIN = TREE / ".venv" / "bin"
@@ -223,7 +224,7 @@ def lines(config: Config, stamp: list[Any] | None = None) -> list[str]:
 def test_the_words_are_those_that_a_request_is_looked_for_by() -> None:
     """A word that the launcher did not know would cost a container its GPU."""
     config = Config({"swarm-resource": "DOCKER_RESOURCE_GPU, OTHER", PREFIXES: ["x.io/"]}, None)
-    words = request.triggers(config)
+    words = parse.triggers(config)
     assert words is not None
     assert lines(config) == [
         *(companion.HEAD, "missing", "runtime runc", "runtime crun", "creates pass"),
@@ -241,7 +242,7 @@ def test_the_words_are_all_that_the_reference_names() -> None:
         *("nvidia-container-runtime-hook", "nvidia-container-toolkit"),
         *("gpu-container-runtime-hook", "gpu-cdi-hook", "nvidia-cdi-hook"),
     }
-    assert {word.encode() for word in expected} == set(request.triggers(Config({}, None)) or ())
+    assert {word.encode() for word in expected} == set(parse.triggers(Config({}, None)) or ())
 
 
 @pytest.mark.parametrize(
@@ -262,16 +263,16 @@ def test_where_words_cannot_tell_no_create_is_passed_on(values: dict[str, Any]) 
     """Whatever it has, it is Python that looks; and what Python looks for is the same."""
     config = Config(values, None)
     assert lines(config)[-2:] == ["creates python", "end"]
-    if request.triggers(config) is None:
-        assert request.may_ask(b"{}", config)
+    if parse.triggers(config) is None:
+        assert parse.may_ask(b"{}", config)
 
 
 def test_an_empty_prefix_makes_every_annotation_ask() -> None:
     """It is the operator's word, if a strange one."""
     config = Config({PREFIXES: [""]}, None)
     document = {"annotations": {"a": "vendor.com/class=x"}}
-    assert request.from_oci(document, config)
-    assert request.may_ask(json.dumps(document).encode(), config)
+    assert parse.from_oci(document, config)
+    assert parse.may_ask(json.dumps(document).encode(), config)
 
 
 @pytest.mark.parametrize(

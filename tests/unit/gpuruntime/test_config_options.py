@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpuruntime import config, options
-from gpuruntime.cli import config_check, config_edit, config_lines
+from gpuruntime import config
+from gpuruntime.configfile import check, edit, lines, options
 from gpuruntime.errors import ConfigError
 
 MODE = "nvidia-container-runtime.mode"
@@ -38,7 +38,7 @@ def test_each_option_has_a_default_and_a_sample_that_it_takes(option: options.Op
             for part in option.key.split(".")[:-1]:
                 table = table.setdefault(part, {})
             table[option.name] = value
-            values, findings = config_check.examine(document)
+            values, findings = check.examine(document)
             assert values == {option.key: value}
             assert [f.message for f in findings if f.severity != "note"] == []
 
@@ -102,8 +102,8 @@ SETS = {
 def test_one_option_changes_and_nothing_else(name: str, argument: str) -> None:
     """Whatever way the file is written: other values, comments and their order stay."""
     text = TEXTS[name]
-    option, value = config_edit.parse(argument)
-    changed = config_edit.apply(text, option, value)
+    option, value = edit.parse(argument)
+    changed = edit.apply(text, option, value)
 
     def values(text: str) -> dict[str, Any]:
         document = tomllib.loads(text, parse_float=str)
@@ -116,7 +116,7 @@ def test_one_option_changes_and_nothing_else(name: str, argument: str) -> None:
         assert len(changed.splitlines()) <= len(text.splitlines()) + 3
     # Taken back, a feature leaves no trace but its table.
     if option.kind == "optional":
-        without = config_edit.apply(changed, option, None)
+        without = edit.apply(changed, option, None)
         assert values(without) == {k: v for k, v in values(text).items() if k != option.key}
 
 
@@ -124,16 +124,16 @@ def test_an_option_goes_where_its_sample_stands() -> None:
     """Even with the sample's own value, which the incumbent took for "leave it commented"."""
     argument = "nvidia-container-runtime.debug=/var/log/nvidia-container-runtime.log"
     text = options.example()
-    changed = config_edit.apply(text, *config_edit.parse(argument))
+    changed = edit.apply(text, *edit.parse(argument))
     line = 'debug = "/var/log/nvidia-container-runtime.log"\n'
     assert changed == text.replace(f"#{line}", line)
-    assert config_edit.apply(changed, *config_edit.parse(argument)) == changed
+    assert edit.apply(changed, *edit.parse(argument)) == changed
 
 
 def test_line_ends_stay_what_they_are() -> None:
     """A file of two kinds is a nuisance in every editor."""
-    option, value = config_edit.parse("features.ignore-imex-channel-requests")
-    changed = config_edit.apply(TEXTS["crlf"], option, value)
+    option, value = edit.parse("features.ignore-imex-channel-requests")
+    changed = edit.apply(TEXTS["crlf"], option, value)
     assert changed.count("\n") == changed.count("\r\n") > TEXTS["crlf"].count("\n")
     assert "disable-require = true # k\r\n" in changed
 
@@ -141,15 +141,15 @@ def test_line_ends_stay_what_they_are() -> None:
 @pytest.mark.parametrize("value", ["1", "t", "T", "TRUE", "true", "True"])
 def test_what_is_true(value: str) -> None:
     """The incumbent's words, and no others."""
-    assert config_edit.parse(f"disable-require={value}")[1] is True
-    assert config_edit.parse("disable-require")[1] is True
-    assert config_edit.parse("features.allow-ldconfig-from-container")[1] is True
+    assert edit.parse(f"disable-require={value}")[1] is True
+    assert edit.parse("disable-require")[1] is True
+    assert edit.parse("features.allow-ldconfig-from-container")[1] is True
 
 
 @pytest.mark.parametrize("value", ["0", "f", "F", "FALSE", "false", "False"])
 def test_what_is_false(value: str) -> None:
     """The incumbent's words, and no others."""
-    assert config_edit.parse(f"features.allow-ldconfig-from-container={value}")[1] is False
+    assert edit.parse(f"features.allow-ldconfig-from-container={value}")[1] is False
 
 
 @pytest.mark.parametrize(
@@ -167,13 +167,13 @@ def test_what_is_false(value: str) -> None:
 )
 def test_what_a_value_becomes(argument: str, expected: object) -> None:
     """Scripts written for the incumbent count on it."""
-    assert config_edit.parse(argument)[1] == expected
+    assert edit.parse(argument)[1] == expected
 
 
 def test_another_separator() -> None:
     """For lists of paths with colons."""
     argument = "nvidia-container-runtime.runtimes=a:b;c"
-    assert config_edit.parse(argument, ";")[1] == ["a:b", "c"]
+    assert edit.parse(argument, ";")[1] == ["a:b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -198,16 +198,14 @@ def test_another_separator() -> None:
 def test_what_cannot_be_set(argument: str, said: str) -> None:
     """Each names what is wrong and what to do."""
     with pytest.raises(ConfigError, match=re.escape(said)) as error:
-        config_edit.parse(argument)
+        edit.parse(argument)
     assert error.value.hint
 
 
 def test_a_table_that_is_none_is_not_overwritten() -> None:
     """What stands there means something to whoever wrote it."""
     with pytest.raises(ConfigError, match='"nvidia-container-cli" is no table'):
-        config_edit.apply(
-            "nvidia-container-cli = 3\n", *config_edit.parse(f"{'nvidia-container-cli'}.root=/")
-        )
+        edit.apply("nvidia-container-cli = 3\n", *edit.parse(f"{'nvidia-container-cli'}.root=/"))
 
 
 @pytest.mark.parametrize(
@@ -233,7 +231,7 @@ def test_lines_of_paths() -> None:
         "f = { g = 1 }\n[[h]]\ni = ''''k = 1'''\n[[h]]\ni = ''\nj = \"\\\"\"\nk = 1"
     )
     tomllib.loads(text)
-    assert config_lines.lines(text) == {
+    assert lines.lines(text) == {
         ("a",): 1,
         ("x y", "z"): 4,
         ("c", "d.e"): 7,
@@ -243,5 +241,5 @@ def test_lines_of_paths() -> None:
         ("h", "j"): 13,
         ("h", "k"): 14,
     }
-    assert config_lines.line_of(("c", "d.e", "f", "g"), config_lines.lines(text)) == 8
-    assert config_lines.line_of(("c",), config_lines.lines(text)) == 7
+    assert lines.line_of(("c", "d.e", "f", "g"), lines.lines(text)) == 8
+    assert lines.line_of(("c",), lines.lines(text)) == 7

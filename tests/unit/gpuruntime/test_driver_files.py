@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from driver_roots import COMPUTE, VERSION, Tree, elf
 
-from gpuruntime import plan
 from gpuruntime.discover.driver import DriverRoot, find_driver
 from gpuruntime.model import Driver
+from gpuruntime.plan import gpu_edits
 
 LIBRARIES = "/usr/lib64"
 
@@ -218,7 +218,7 @@ def test_modules_of_xorg_are_found(directory: str, tree: Tree) -> None:
     ]
     assert paths(tree, "xorg") == {path: path for path in wanted}
     link = f"libglxserver_nvidia.so.{VERSION}::{directory}/libglxserver_nvidia.so"
-    assert link in plan.links(found(tree))
+    assert link in gpu_edits.links(found(tree))
 
 
 def test_modules_of_xorg_for_other_programs_are_passed_over(tree: Tree) -> None:
@@ -380,7 +380,7 @@ def test_sockets_are_writable_in_the_container(tree: Tree) -> None:
     """All else is not."""
     sockets(tree.path, "run/nvidia-persistenced/socket")
     tree.configs()
-    edits = plan.common_edits(found(tree), (), (), plan.Style("/usr/bin/gpu-cdi-hook"))
+    edits = gpu_edits.common_edits(found(tree), (), (), gpu_edits.Style("/usr/bin/gpu-cdi-hook"))
     writable = [m["containerPath"] for m in edits["mounts"] if "ro" not in m["options"]]
     assert writable == ["/run/nvidia-persistenced/socket"]
 

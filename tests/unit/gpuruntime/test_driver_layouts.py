@@ -12,10 +12,10 @@ import pytest
 from driver_roots import ALL, COMPAT32, LAYOUTS, PROGRAMS, VERSION, Tree, build
 from simhost.artefacts import Library
 
-from gpuruntime import plan, selection
-from gpuruntime.discover import places
+from gpuruntime.discover import search_paths
 from gpuruntime.discover.driver import DriverRoot, find_driver, find_nvml
 from gpuruntime.model import Driver
+from gpuruntime.plan import driver_files, gpu_edits
 
 COMPUTE_ONLY = tuple(library for library in ALL if library.name in ("libcuda", "libnvidia-ml"))
 WITH_32_BIT = ("aarch64", "arch", "debian", "rhel", "ubuntu")
@@ -42,7 +42,7 @@ def test_every_library_is_found_once(layout: str, tmp_path: Path) -> None:
     driver = found(build(tmp_path / "root", layout), layout)
     assert driver.problems == ()
     assert driver.version == VERSION
-    first, *others = places.abis(native(layout))
+    first, *others = search_paths.abis(native(layout))
     there = {abi: [lib for lib in driver.libraries if lib.abi == abi] for abi in (first, *others)}
     assert sorted(os.path.basename(lib.host_path) for lib in there[first]) == names(ALL)
     assert sorted(os.path.basename(lib.host_path) for lib in there[others[0]]) == (
@@ -100,7 +100,7 @@ def test_every_link_leads_to_a_file_of_the_container(layout: str, tmp_path: Path
     """Of a link that leads nowhere a program makes a bad error message."""
     driver = found(build(tmp_path / "root", layout), layout)
     targets = {}
-    for link in plan.links(driver):
+    for link in gpu_edits.links(driver):
         target, _, path = link.partition("::")
         assert targets.setdefault(path, target) == target, f"two targets for {path}"
     there = {item.container_path for item in (*driver.libraries, *driver.files)}
@@ -116,7 +116,7 @@ def test_every_link_leads_to_a_file_of_the_container(layout: str, tmp_path: Path
 def test_the_host_s_own_links_are_there_in_the_container(layout: str, tmp_path: Path) -> None:
     """B049: programs open libraries by paths that distributions have had for years."""
     tree = build(tmp_path / "root", layout)
-    links = {link.partition("::")[2] for link in plan.links(found(tree, layout))}
+    links = {link.partition("::")[2] for link in gpu_edits.links(found(tree, layout))}
     there = {
         f"/{place.relative_to(tree.path)}"
         for place in tree.path.rglob("lib*.so*")
@@ -129,7 +129,7 @@ def test_the_host_s_own_links_are_there_in_the_container(layout: str, tmp_path: 
 
 def test_debian_s_links_lead_to_the_private_directory(tmp_path: Path) -> None:
     """Without the hop through /etc/alternatives, which a container does not have."""
-    links = plan.links(found(build(tmp_path / "root", "debian")))
+    links = gpu_edits.links(found(build(tmp_path / "root", "debian")))
     place = "/usr/lib/x86_64-linux-gnu"
     assert f"nvidia/current/libcuda.so.1::{place}/libcuda.so.1" in links
     assert f"../nvidia/current/libvdpau_nvidia.so.1::{place}/vdpau/libvdpau_nvidia.so.1" in links
@@ -141,7 +141,7 @@ def test_the_ends_of_links_that_programs_open(tmp_path: Path) -> None:
     for library in ALL:
         tree.library("/usr/lib64", library, links=library.name in ("libcuda", "libnvidia-ml"))
     tree.at("/usr/lib64/libcuda.so").unlink()
-    links = plan.links(found(tree))
+    links = gpu_edits.links(found(tree))
     assert f"libcuda.so.{VERSION}::/usr/lib64/libcuda.so.1" in links
     assert "libcuda.so.1::/usr/lib64/libcuda.so" in links
     assert f"libGLX_nvidia.so.{VERSION}::/usr/lib64/libGLX_indirect.so.0" in links
@@ -154,9 +154,9 @@ def test_the_ends_of_links_that_programs_open(tmp_path: Path) -> None:
 def test_32_bit_libraries_come_with_compat32(tmp_path: Path) -> None:
     """B100: a program of 32 bits falls back to software without them."""
     driver = found(build(tmp_path / "root", "rhel"))
-    graphics = selection.select(driver, ["graphics"])
+    graphics = driver_files.select(driver, ["graphics"])
     assert {library.abi for library in graphics.libraries} == {"x86-64"}
-    both = selection.select(driver, ["graphics", "compat32"])
+    both = driver_files.select(driver, ["graphics", "compat32"])
     there = [library for library in both.libraries if library.abi == "i386"]
     assert f"/usr/lib/libGLX_nvidia.so.{VERSION}" in [lib.container_path for lib in there]
     icds = {f.container_path: f.capability for f in both.files if "icd.d" in f.container_path}

@@ -10,10 +10,11 @@ import pytest
 from driver_roots import ALL, VERSION, Tree, build
 from simhost.artefacts import Library
 
-from gpuruntime import capabilities, selection
 from gpuruntime.discover import table
 from gpuruntime.discover.driver import DriverRoot, find_driver
 from gpuruntime.model import Driver
+from gpuruntime.plan import driver_files
+from gpuruntime.request import capabilities
 
 ROWS = (
     *table.LIBRARIES.values(),
@@ -95,7 +96,7 @@ def names(found: Driver) -> set[str]:
 def test_a_selection_needs_nothing_more(capability: str, tmp_path: Path) -> None:
     """Closed over what its libraries need: the loader would not find it elsewhere."""
     whole = driver(tmp_path)
-    chosen = selection.select(whole, [capability])
+    chosen = driver_files.select(whole, [capability])
     there = {(library.abi, library.soname) for library in chosen.libraries}
     known = {(library.abi, library.soname) for library in whole.libraries}
     for library in chosen.libraries:
@@ -104,7 +105,7 @@ def test_a_selection_needs_nothing_more(capability: str, tmp_path: Path) -> None
 
 def test_graphics_brings_what_it_needs_of_compute(tmp_path: Path) -> None:
     """The compiler, and the allocator behind GBM that is opened by a name of its own."""
-    found = names(selection.select(driver(tmp_path), ["graphics"]))
+    found = names(driver_files.select(driver(tmp_path), ["graphics"]))
     assert {"libnvidia-gpucomp", "libnvidia-allocator"} <= found
     assert "libcuda" not in found
 
@@ -113,7 +114,7 @@ def test_an_unknown_library_comes_with_each_capability(tmp_path: Path) -> None:
     """And with none of them too."""
     found = driver(tmp_path, Library("libnvidia-tomorrow", "libnvidia-tomorrow.so.1"))
     for wanted in ([], *([name] for name in INCUMBENT)):
-        assert "libnvidia-tomorrow" in names(selection.select(found, wanted))
+        assert "libnvidia-tomorrow" in names(driver_files.select(found, wanted))
 
 
 def test_every_file_of_the_table_is_found(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuruntime import elf
-from gpuruntime.ldcache import ABI_FLAGS
+from gpuruntime.formats import elf
+from gpuruntime.formats.ldcache_merge import ABI_FLAGS
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "elf"
 LIBRARY = (DATA / "libtiny-x86-64.so").read_bytes()

@@ -11,10 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from gpuruntime.engines import edits, files, json_text, places, records, targets, toml_text, work
+from gpuruntime.engines import (
+    config_paths,
+    edits,
+    files,
+    json_text,
+    records,
+    targets,
+    toml_text,
+    work,
+)
+from gpuruntime.engines.config_paths import Place
 from gpuruntime.engines.entry import Entry
 from gpuruntime.engines.errors import BadFileError
-from gpuruntime.engines.places import Place
 from gpuruntime.errors import ConfigError
 
 BEFORE = '{\n  "a": 1\n}\n'
@@ -272,8 +281,10 @@ def test_a_value_on_the_way_is_named() -> None:
 
 def test_the_names_of_the_engines_are_in_the_help() -> None:
     """And each of them has a place."""
-    host = places.Host({"HOME": "/root"}, 0, lambda _: False, ())
-    assert [places.find(name, host, "x").name for name in places.names()] == list(places.names())
+    host = config_paths.Host({"HOME": "/root"}, 0, lambda _: False, ())
+    assert [config_paths.find(name, host, "x").name for name in config_paths.names()] == list(
+        config_paths.names()
+    )
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gpuruntime.engines import places, targets, work
+from gpuruntime.engines import config_paths, targets, work
+from gpuruntime.engines.config_paths import Place
 from gpuruntime.engines.entry import Entry
-from gpuruntime.engines.places import Place
 
 DATA = Path(__file__).parents[2] / "data" / "engines"
 PROGRAM = "/usr/bin/gpu-container-runtime"
-HOST = places.Host({"HOME": "/root"}, 0, lambda _path: False, ())
+HOST = config_paths.Host({"HOME": "/root"}, 0, lambda _path: False, ())
 
 
 class Case(NamedTuple):
@@ -57,7 +57,7 @@ CASES = {
 
 def place_in(directory: Path, case: Case) -> Place:
     """Return the engine's place, moved to *directory*."""
-    usual = places.find(case.engine, HOST, "gpuruntime")
+    usual = config_paths.find(case.engine, HOST, "gpuruntime")
     path = directory / case.config
     drop_in = usual.drop_in
     if drop_in:

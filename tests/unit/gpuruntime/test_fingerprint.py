@@ -14,7 +14,7 @@ import host_trees
 import pytest
 from host_trees import LIBRARIES
 
-from gpuruntime import host_state
+from gpuruntime import probes
 from gpuruntime.discover import fingerprint
 from gpuruntime.errors import DiscoveryError
 
@@ -31,11 +31,11 @@ def test_the_environment_is_asked_on_demand(
 ) -> None:
     """An engine's environment is not that of whoever made the snapshot."""
     monkeypatch.delenv(name, raising=False)
-    with_it = host_state.read(host_trees.plan(host))
-    without = host_state.read(host_trees.plan(host, environment=False))
+    with_it = probes.read(host_trees.plan(host))
+    without = probes.read(host_trees.plan(host, environment=False))
     monkeypatch.setenv(name, "/opt/other")
-    assert host_state.changed(with_it) == ["environment"]
-    assert host_state.changed(without) == []
+    assert probes.changed(with_it) == ["environment"]
+    assert probes.changed(without) == []
     assert host_trees.plan(host, environment=False).keys() == without.keys()
     other = str(host / "driver/opt/other")
     asked = {word for _, words in host_trees.plan(host).values() for word in words}
@@ -47,12 +47,12 @@ def test_what_the_variables_name_is_asked(host: Path, monkeypatch: pytest.Monkey
     """A file below another directory of data, and the pipes of MPS in another place."""
     monkeypatch.setenv("XDG_DATA_DIRS", "/opt/data")
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/opt/mps")
-    state = host_state.read(host_trees.plan(host))
+    state = probes.read(host_trees.plan(host))
     host_trees.write(host / "driver/opt/data/vulkan/icd.d/nvidia.json")
-    assert "other files" in host_state.changed(state)
-    state = host_state.read(host_trees.plan(host))
+    assert "other files" in probes.changed(state)
+    state = probes.read(host_trees.plan(host))
     (host / "driver/opt/mps").mkdir()
-    assert "sockets" in host_state.changed(state)
+    assert "sockets" in probes.changed(state)
 
 
 def test_search_paths_are_in_place_of_the_usual(host: Path) -> None:
@@ -60,13 +60,13 @@ def test_search_paths_are_in_place_of_the_usual(host: Path) -> None:
     host_trees.write(host / "mine/libcuda.so.1", "x")
     host_trees.write(host / "data/vulkan/icd.d/x.json")
     options = {"search_paths": [str(host / "mine")], "config_search_paths": [str(host / "data")]}
-    state = host_state.read(host_trees.plan(host, **options))
+    state = probes.read(host_trees.plan(host, **options))
     host_trees.write(host / LIBRARIES / "libnvidia-encode.so.1.2")
     host_trees.write(host / "driver/usr/share/vulkan/icd.d/nvidia.json")
-    assert host_state.changed(state) == []
+    assert probes.changed(state) == []
     host_trees.write(host / "mine/libnvidia-encode.so.1.2")
     host_trees.write(host / "data/vulkan/icd.d/nvidia.json")
-    assert host_state.changed(state) == ["library directories", "other files"]
+    assert probes.changed(state) == ["library directories", "other files"]
 
 
 def test_links_of_a_root_are_its_own(host: Path) -> None:
@@ -75,12 +75,12 @@ def test_links_of_a_root_are_its_own(host: Path) -> None:
     host_trees.write(real / "libcuda.so.1", "x")
     (host / "driver/opt/driver").mkdir(parents=True)
     (host / "driver/opt/driver/lib").symlink_to("/data/lib")
-    state = host_state.read(host_trees.plan(host))
+    state = probes.read(host_trees.plan(host))
     host_trees.write(real / "libnvidia-encode.so.1.2")
-    assert host_state.changed(state) == ["library directories"]
-    state = host_state.read(host_trees.plan(host))
+    assert probes.changed(state) == ["library directories"]
+    state = probes.read(host_trees.plan(host))
     host_trees.rewrite(real / "libcuda.so.1", "y")
-    assert host_state.changed(state) == ["libraries"]
+    assert probes.changed(state) == ["libraries"]
 
 
 def test_alternatives_of_debian_are_asked(host: Path) -> None:
@@ -89,12 +89,12 @@ def test_alternatives_of_debian_are_asked(host: Path) -> None:
     host_trees.write(host / private / "libcuda.so.1.2", "x")
     host_trees.relink(host / LIBRARIES / "libcuda.so.1", "nvidia/current/libcuda.so.1.2")
     host_trees.write(host / "driver/usr/lib/nvidia/current/other")
-    state = host_state.read(host_trees.plan(host))
+    state = probes.read(host_trees.plan(host))
     host_trees.write(host / private / "libnvidia-encode.so.1.2")
-    assert "library directories" in host_state.changed(state)
-    state = host_state.read(host_trees.plan(host))
+    assert "library directories" in probes.changed(state)
+    state = probes.read(host_trees.plan(host))
     host_trees.write(host / "driver/usr/lib/nvidia/current/nvidia-smi")
-    assert host_state.changed(state) == ["other files"]
+    assert probes.changed(state) == ["other files"]
 
 
 def test_the_numbers_of_a_node_are_part_of_it(host: Path) -> None:
@@ -104,13 +104,13 @@ def test_the_numbers_of_a_node_are_part_of_it(host: Path) -> None:
         os.mknod(node, stat.S_IFCHR | 0o666, os.makedev(511, 0))
     except PermissionError:
         pytest.skip("device nodes cannot be made here: needs root with CAP_MKNOD")
-    state = host_state.read(host_trees.plan(host))
+    state = probes.read(host_trees.plan(host))
     node.unlink()
     os.mknod(node, stat.S_IFCHR | 0o666, os.makedev(510, 0))
-    assert host_state.changed(state) == ["device nodes"]
+    assert probes.changed(state) == ["device nodes"]
     node.unlink()
     os.mknod(node, stat.S_IFCHR | 0o666, os.makedev(511, 0))
-    assert host_state.changed(state) == []
+    assert probes.changed(state) == []
 
 
 def test_the_cost_is_that_of_directories(host: Path) -> None:
@@ -124,9 +124,9 @@ def test_the_cost_is_that_of_directories(host: Path) -> None:
     after = host_trees.plan(host)
     assert sum(len(words) for _, words in after.values()) == before + 2
     assert str(host / "driver/gone") in after["library directories"][1]
-    state = host_state.read(after)
+    state = probes.read(after)
     (host / "driver/gone/c/d").mkdir(parents=True)
-    assert "library directories" in host_state.changed(state)
+    assert "library directories" in probes.changed(state)
 
 
 def test_a_root_may_be_a_link_to_another_tomorrow(host: Path) -> None:
@@ -136,10 +136,10 @@ def test_a_root_may_be_a_link_to_another_tomorrow(host: Path) -> None:
     plan.pop("environment")
     paths = [path for part, (_, paths) in plan.items() if part != "program" for path in paths]
     assert all(path.startswith("/") for path in paths)
-    state = host_state.read(plan)
+    state = probes.read(plan)
     (host / "other").mkdir()
     host_trees.relink(host / "link", "other")
-    assert host_state.changed(state) == ["driver root"]
+    assert probes.changed(state) == ["driver root"]
 
 
 def test_a_driver_root_that_is_not_there_is_an_error(host: Path) -> None:
@@ -151,10 +151,10 @@ def test_a_driver_root_that_is_not_there_is_an_error(host: Path) -> None:
 def test_a_host_without_anything_has_a_state(tmp_path: Path) -> None:
     """What is not there is an answer as well, of which the next change is seen."""
     (tmp_path / "driver").mkdir()
-    state = host_state.read(host_trees.plan(tmp_path))
-    assert host_state.changed(state) == []
+    state = probes.read(host_trees.plan(tmp_path))
+    assert probes.changed(state) == []
     host_trees.write(tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0/information")
-    assert host_state.changed(state) == ["GPUs"]
+    assert probes.changed(state) == ["GPUs"]
 
 
 def test_the_id_of_this_boot(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ import pytest
 from driver_roots import LAYOUTS, build
 
 from cdi import advice, generate
-from gpuruntime import plan, resolve
 from gpuruntime.discover.driver import DriverRoot, find_driver
 from gpuruntime.model import Gpu, GpuNodes, MigDevice, Node
+from gpuruntime.plan import devices, gpu_edits
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden"
-STYLE = plan.Style("/usr/bin/gpu-cdi-hook")
+STYLE = gpu_edits.Style("/usr/bin/gpu-cdi-hook")
 
 
 def node(path: str) -> Node:
@@ -53,12 +53,12 @@ def test_the_golden_spec_of_a_layout(layout: str, tmp_path: Path) -> None:
     tree = build(tmp_path / "root", layout)
     native = "aarch64" if layout == "aarch64" else "x86-64"
     driver = find_driver(DriverRoot(str(tree.path)), native=native, kernel_release="6.1.0")
-    found = resolve.devices(["all"], gpus())
+    found = devices.devices(["all"], gpus())
     control = [node(f"/dev/{name}") for name in ("nvidia-uvm", "nvidiactl")]
     spec = generate.spec(
         "nvidia.com/gpu",
-        plan.named_devices(found, (resolve.INDEX, resolve.UUID), STYLE),
-        plan.common_edits(driver, control, found[0].gpu.links, STYLE),
+        gpu_edits.named_devices(found, (devices.INDEX, devices.UUID), STYLE),
+        gpu_edits.common_edits(driver, control, found[0].gpu.links, STYLE),
     )
     assert {problem.category for problem in advice.check(spec)} <= {"mount-writable"}
     text = generate.encode(spec, "yaml").replace(str(tree.path), "/driver-root")

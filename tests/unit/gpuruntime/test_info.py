@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from shim_host import PROGRAM, ShimHost
 
-from gpuruntime import __version__, model_json
+from gpuruntime import __version__
+from gpuruntime.snapshots import inventory_json
 
 SECRET = "s3cret-of-the-environment"
 
@@ -72,7 +73,7 @@ def test_a_test_can_load_it(tmp_path: Path) -> None:
     with ShimHost(tmp_path, "--gpus", "2", "--mig", "1:1") as host:
         host.shell(f"{PROGRAM} cdi refresh --output /etc/cdi/nvidia.yaml 2>/dev/null")
         told = json.loads(host.run(PROGRAM, "info", "--json").stdout)
-    inventory = model_json.decode(told["inventory"])
+    inventory = inventory_json.decode(told["inventory"])
     assert [item.gpu.index for item in inventory.gpus] == [0, 1]
     assert len(inventory.gpus[1].mig) == 1
     assert told["driver"]["module"] == inventory.driver.version

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from cdi.edits import merge
-from gpuruntime import injection
 from gpuruntime.config import Config
 from gpuruntime.grant import Grant
+from gpuruntime.plan import injection
 
 CONFIG = Config({"nvidia-container-runtime.mode": "cdi"}, None)
 PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -14,10 +14,10 @@ import pytest
 from driver_roots import VERSION, build
 from simhost import artefacts
 
-from gpuruntime import model_json
 from gpuruntime.discover.inventory import discover, discover_features
 from gpuruntime.errors import ConfigError, DiscoveryError, DriverError
 from gpuruntime.model import File, Inventory
+from gpuruntime.snapshots import inventory_json
 
 LAYOUT = {"aarch64": "aarch64"}.get(platform.machine(), "ubuntu")
 GPUS = (
@@ -89,7 +89,7 @@ def test_everything_is_in_the_inventory(machine: Machine) -> None:
     assert [(item.gpu.architecture, item.gpu.brand) for item in found.gpus] == [("8.0", "tesla")]
     assert [node.container_path for node in found.features["gdrcopy"]] == ["/dev/gdrdrv"]
     assert found.problems == ()
-    assert model_json.decode(model_json.encode(found)) == found
+    assert inventory_json.decode(inventory_json.encode(found)) == found
 
 
 @pytest.mark.parametrize("missing", [("nvidia-uvm",), ("nvidiactl",), CONTROL])

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpuruntime import ldcache, ldcache_format
 from gpuruntime.errors import LdcacheError
-from gpuruntime.ldcache import Entry, lists_directory, merge, parse
+from gpuruntime.formats import ldcache as ldcache_format
+from gpuruntime.formats import ldcache_merge
+from gpuruntime.formats.ldcache_merge import Entry, lists_directory, merge, parse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
 LDCONFIG = shutil.which("ldconfig", path="/usr/sbin:/sbin")
-X86 = ldcache.ABI_FLAGS["x86-64"]
+X86 = ldcache_merge.ABI_FLAGS["x86-64"]
 V3 = 1 << 62 | 1
 OURS_TAG = 0x47505521
 GENERATOR = b"ldconfig (test) release version 2.99"

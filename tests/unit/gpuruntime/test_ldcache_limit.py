@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuruntime import ldcache
 from gpuruntime.errors import LdcacheError
-from gpuruntime.ldcache import ABI_FLAGS, Entry
-from gpuruntime.ldcache_format import MAX_CACHE_BYTES
+from gpuruntime.formats import ldcache_merge
+from gpuruntime.formats.ldcache import MAX_CACHE_BYTES
+from gpuruntime.formats.ldcache_merge import ABI_FLAGS, Entry
 from gpuruntime.system.loader import LoaderCache
 from gpuruntime.system.paths import Root
 
@@ -43,17 +43,17 @@ def image_of_old(count: int) -> bytes:
 def test_what_would_be_too_large_is_refused(below: int) -> None:
     """It has more bytes than the image's own, which may have the most that are read."""
     image = image_of(MAX_CACHE_BYTES - below)
-    assert ldcache.parse(image)
+    assert ldcache_merge.parse(image)
     with pytest.raises(LdcacheError, match=f"{MAX_CACHE_BYTES} at most"):
-        ldcache.merge(image, ENTRIES)
+        ldcache_merge.merge(image, ENTRIES)
 
 
 @pytest.mark.parametrize("below", [3000, 4000, 100_000])
 def test_what_is_not_can_be_merged_with_again(below: int) -> None:
     """The next start of the container comes to the same."""
-    merged = ldcache.merge(image_of(MAX_CACHE_BYTES - below), ENTRIES)
+    merged = ldcache_merge.merge(image_of(MAX_CACHE_BYTES - below), ENTRIES)
     assert MAX_CACHE_BYTES - below < len(merged) <= MAX_CACHE_BYTES
-    assert ldcache.merge(merged, ENTRIES) == merged
+    assert ldcache_merge.merge(merged, ENTRIES) == merged
 
 
 def test_a_table_that_grows_by_its_new_width() -> None:
@@ -61,7 +61,7 @@ def test_a_table_that_grows_by_its_new_width() -> None:
     image = image_of_old(MAX_CACHE_BYTES // 12 - 10)
     assert len(image) < MAX_CACHE_BYTES
     with pytest.raises(LdcacheError, match=r"cannot make the ld\.so\.cache"):
-        ldcache.merge(image, ENTRIES)
+        ldcache_merge.merge(image, ENTRIES)
 
 
 @pytest.fixture
@@ -90,4 +90,4 @@ def test_the_host_s_ldconfig_makes_a_smaller_one(root: Root, tmp_path: Path) -> 
     LoaderCache(ENTRIES, ldconfig="/sbin/ldconfig").execute(root, pytest.fail)
     merged = (tmp_path / "etc/ld.so.cache").read_bytes()
     assert len(merged) < 100_000
-    assert {row[1] for row in ldcache.parse(merged)} == {entry.path for entry in ENTRIES}
+    assert {row[1] for row in ldcache_merge.parse(merged)} == {entry.path for entry in ENTRIES}

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpuruntime import ldcache, ldcache_format
 from gpuruntime.errors import LdcacheError
-from gpuruntime.ldcache import Entry, merge, parse
-from gpuruntime.ldcache_format import compare, sort_key
+from gpuruntime.formats import ldcache as ldcache_format
+from gpuruntime.formats import ldcache_merge
+from gpuruntime.formats.ldcache import compare, sort_key
+from gpuruntime.formats.ldcache_merge import Entry, merge, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[3]
 SAMPLE = ROOT / "tests" / "data" / "elf" / "libnameless.so"
 LDCONFIG = shutil.which("ldconfig", path="/usr/sbin:/sbin")
-X86 = ldcache.ABI_FLAGS["x86-64"]
-I386 = ldcache.ABI_FLAGS["i386"]
+X86 = ldcache_merge.ABI_FLAGS["x86-64"]
+I386 = ldcache_merge.ABI_FLAGS["i386"]
 
 
 def entry(name: str, directory: str = "/opt/gpu", flags: int = X86) -> Entry:
@@ -346,7 +347,8 @@ def test_nothing_is_imported_but_what_the_start_path_may() -> None:
     """Each import is paid at every container start; without site, as hooks run."""
     code = (
         "import sys; before = set(sys.modules); sys.path.append(sys.argv[1]);"
-        "import gpuruntime.ldcache, gpuruntime.elf; print(*sorted(set(sys.modules) - before))"
+        "import gpuruntime.formats.ldcache_merge, gpuruntime.formats.elf;"
+        "print(*sorted(set(sys.modules) - before))"
     )
     done = subprocess.run(
         ["/usr/bin/python3", "-I", "-S", "-B", "-X", "utf8", "-c", code, str(ROOT)],
@@ -354,6 +356,7 @@ def test_nothing_is_imported_but_what_the_start_path_may() -> None:
         check=True,
         text=True,
     )
-    ours = {f"gpuruntime.{m}" for m in ("elf", "errors", "ldcache", "ldcache_format", "record")}
+    formats = ("formats", "formats.elf", "formats.ldcache", "formats.ldcache_merge")
+    ours = {f"gpuruntime.{name}" for name in ("errors", "record", *formats)}
     allowed = {"__future__", "_struct", "errno", "gpuruntime", "itertools", "struct"}
     assert ours <= set(done.stdout.split()) <= ours | allowed

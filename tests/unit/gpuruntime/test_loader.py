@@ -15,9 +15,9 @@ import pytest
 from hostile.canary import digest
 from hostile.cover import image_cache
 
-from gpuruntime import ldcache
 from gpuruntime.errors import LdcacheError
-from gpuruntime.ldcache import ABI_FLAGS, Entry
+from gpuruntime.formats import ldcache_merge
+from gpuruntime.formats.ldcache_merge import ABI_FLAGS, Entry
 from gpuruntime.system import drop_in, loader
 from gpuruntime.system.loader import LoaderCache
 from gpuruntime.system.paths import Root
@@ -52,7 +52,7 @@ class Image:
 
     def first(self, name: str) -> str:
         """Return what the loader finds by *name*."""
-        rows = ldcache.parse((self.root / "etc" / "ld.so.cache").read_bytes())
+        rows = ldcache_merge.parse((self.root / "etc" / "ld.so.cache").read_bytes())
         return next(row[1] for row in rows if row[0] == name)
 
 

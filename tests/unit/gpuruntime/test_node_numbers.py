@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cdi.errors import CdiError
-from gpuruntime import nodes
+from gpuruntime.plan import node_numbers
 
 DEVICES = """Character devices:
   1 mem
@@ -47,7 +47,7 @@ def node(path: str, major: int, minor: int, kind: str = "c") -> Any:
 def test_nodes_of_their_drivers_are_fine(tmp_path: Path, edits: Any) -> None:
     """The kernel names the driver of each number."""
     (tmp_path / "devices").write_text(DEVICES)
-    nodes.check(edits, str(tmp_path / "devices"))
+    node_numbers.check(edits, str(tmp_path / "devices"))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_node_with_the_number_of_another_driver_is_missing(tmp_path: Path, edi
     """REQ-09: left from before the module was loaded again, or put there."""
     (tmp_path / "devices").write_text(DEVICES)
     with pytest.raises(CdiError, match="not what its name says") as caught:
-        nodes.check(edits, str(tmp_path / "devices"))
+        node_numbers.check(edits, str(tmp_path / "devices"))
     assert caught.value.category == "host-device-missing"
 
 
@@ -78,4 +78,4 @@ def test_where_the_kernel_names_no_driver_nothing_is_known(
     """As in a container, or on a host whose driver is not loaded."""
     if text is not None:
         (tmp_path / "devices").write_text(text)
-    nodes.check(node("/dev/nvidia1", 1, 1), str(tmp_path / "devices"))
+    node_numbers.check(node("/dev/nvidia1", 1, 1), str(tmp_path / "devices"))

@@ -17,7 +17,7 @@ import pytest
 from hostile.canary import digest
 
 from gpuruntime.errors import LdcacheError, MountError
-from gpuruntime.ldcache import ABI_FLAGS, Entry
+from gpuruntime.formats.ldcache_merge import ABI_FLAGS, Entry
 from gpuruntime.system import drop_in, ops
 from gpuruntime.system.loader import LoaderCache
 from gpuruntime.system.ops import Link, MaskParams

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from cdi import strictjson
-from gpuruntime import replay, shim
 from gpuruntime.config import Config
+from gpuruntime.launcher import replay
 from gpuruntime.log import Log
 from gpuruntime.oci import argv
-from gpuruntime.ready import Ready
+from gpuruntime.shim import main
+from gpuruntime.snapshots.grants import SavedGrants
 
 RUNTIME = "nvidia-container-runtime"
 CALLER = replay.Caller("/usr/bin/gpu-container-runtime", "1:2", "/usr/bin:/bin")
@@ -96,17 +97,17 @@ def kept(
     (bundle / "config.json").write_bytes(data)
     place.chmod(0o755)
     config, log = Config(values, None), Log(None, json_format=False)
-    ready = Ready(str(place))
-    ready.use(None, {})
+    saved = SavedGrants(str(place))
+    saved.use(None, {})
     command = argv.parse(["create", "--bundle", str(bundle), "id"])
-    host = shim.ShimHost(config, sys.executable, caller.program, log, ready)
-    given = shim.inject(command, config, host, log, runtime)
+    host = main.ShimHost(config, sys.executable, caller.program, log, saved)
+    given = main.inject(command, config, host, log, runtime)
     assert given is not None
     # What it says is for the launcher.
     if given:
         assert given == data
         assert (bundle / "config.json").read_bytes() != data
-        replay.keep(given, config, ready.again(), caller, str(place))
+        replay.keep(given, config, saved.again(), caller, str(place))
     file = place / replay.NAME
     if not file.exists():
         return []
@@ -324,12 +325,12 @@ def test_nothing_is_kept_where_others_write(tmp_path: Path, specs: Path) -> None
     (tmp_path / replay.NAME).unlink()
     data = json.dumps(asking()).encode()
     values = {f"{RUNTIME}.mode": "cdi", f"{RUNTIME}.modes.cdi.spec-dirs": [str(specs)]}
-    ready = Ready(str(tmp_path))
-    ready.use(None, {})
+    saved = SavedGrants(str(tmp_path))
+    saved.use(None, {})
     other = tmp_path / "other"
     other.mkdir()
     other.chmod(0o777)
-    replay.keep(data, Config(values, None), ready, CALLER, str(other))
+    replay.keep(data, Config(values, None), saved, CALLER, str(other))
     assert list(other.iterdir()) == []
 
 
@@ -337,9 +338,9 @@ def test_what_holds_no_more_is_not_kept(tmp_path: Path, specs: Path) -> None:
     """Nothing is kept of the machine for it."""
     data = json.dumps(asking()).encode()
     values = {f"{RUNTIME}.mode": "cdi", f"{RUNTIME}.modes.cdi.spec-dirs": [str(specs)]}
-    ready = Ready(str(tmp_path))
-    ready.use(None, {})
-    replay.keep(data, Config(values, None), ready, CALLER, str(tmp_path))
+    saved = SavedGrants(str(tmp_path))
+    saved.use(None, {})
+    replay.keep(data, Config(values, None), saved, CALLER, str(tmp_path))
     assert not (tmp_path / replay.NAME).exists()
 
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuruntime import request
 from gpuruntime.config import Config
-from gpuruntime.container import MAX_VALUE_CHARS
 from gpuruntime.errors import RequestError
-from gpuruntime.request import from_oci, may_ask
+from gpuruntime.request import parse
+from gpuruntime.request.container import MAX_VALUE_CHARS
+from gpuruntime.request.parse import from_oci, may_ask
 
 KIND = "nvidia.com/gpu"
 UUID = "GPU-5f1e0000-9a3c-4d27-8b60-0c1d2e3f4a00"
@@ -144,8 +144,8 @@ def test_a_driver_only_request_is_one() -> None:
 def test_none_of_the_machine_s_devices_needs_no_spec() -> None:
     """Where the operator's kind is theirs, all of them are had without one."""
     document = {"process": {"env": ["NVIDIA_VISIBLE_DEVICES=none"]}}
-    found = from_oci(document, policy(request.AUTOMATIC_KIND))
-    assert found.devices == (f"{request.AUTOMATIC_KIND}=none",)
+    found = from_oci(document, policy(parse.AUTOMATIC_KIND))
+    assert found.devices == (f"{parse.AUTOMATIC_KIND}=none",)
     assert found.is_automatic
 
 
@@ -234,7 +234,7 @@ def test_no_spelling_of_the_variable_is_missed(positions: set[int], upper: bool)
 def test_every_trigger_is_part_of_a_word() -> None:
     """A trigger with another character could be spelled with an escape that we let pass."""
     operator = policy(mounts=True, swarm=("DOCKER_RESOURCE_GPU",))
-    assert all(set(word) <= request._WORD for word in request.triggers(operator))
+    assert all(set(word) <= parse._WORD for word in parse.triggers(operator))
 
 
 PRIVILEGED = {"capabilities": {"bounding": ["CAP_CHOWN", "CAP_SYS_ADMIN"]}}

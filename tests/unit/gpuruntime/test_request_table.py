@@ -29,7 +29,7 @@ import pytest
 
 from gpuruntime import errors
 from gpuruntime.config import Config
-from gpuruntime.request import Request, from_oci
+from gpuruntime.request.parse import Request, from_oci
 
 TABLE = Path(__file__).parents[2] / "data" / "request"
 DIRECTORY = "/var/run/nvidia-container-devices"

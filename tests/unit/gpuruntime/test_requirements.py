@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuruntime.errors import RequestError, escape
-from gpuruntime.requirements import Facts, check, is_true, of_cuda_version
+from gpuruntime.request.requirements import Facts, check, is_true, of_cuda_version
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "requirements.md"
 TESLA = Facts("12.4", "550.54.14", ((0, "8.0", "tesla"),))

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from gpuruntime import config as settings
-from gpuruntime import replay, shim
 from gpuruntime.config import Config
 from gpuruntime.errors import BundleError, UnresolvedDeviceError
+from gpuruntime.launcher import replay
 from gpuruntime.log import Log
 from gpuruntime.oci import argv, lowlevel
-from gpuruntime.ready import Ready
+from gpuruntime.shim import main
+from gpuruntime.snapshots import config_snapshot, storage
+from gpuruntime.snapshots.grants import SavedGrants
 
 SPEC = {
     "cdiVersion": "0.5.0",
@@ -45,8 +46,8 @@ def created(place: Path, document: dict[str, Any], **values: Any) -> tuple[list[
     config = Config({**cdi, **values}, None)
     records = Log(str(log), json_format=False)
     launcher = "/usr/bin/gpu-container-runtime"
-    host = shim.ShimHost(config, sys.executable, launcher, records, Ready(str(place)))
-    shim.inject(command, config, host, records, "/usr/bin/runc")
+    host = main.ShimHost(config, sys.executable, launcher, records, SavedGrants(str(place)))
+    main.inject(command, config, host, records, "/usr/bin/runc")
     result = json.loads((bundle / "config.json").read_text())
     text = log.read_text() if log.exists() else ""
     return [entry for entry in result["process"].get("env", []) if "GPU_" in entry], text
@@ -141,17 +142,17 @@ def test_what_cannot_be_kept_for_the_launcher_stops_no_container(
         executed.append(call)
         raise SystemExit(0)
 
-    monkeypatch.setattr(settings, "load", lambda *_: config)
-    monkeypatch.setattr(settings, "RUN_DIRECTORY", str(tmp_path / "run"))
-    monkeypatch.setattr(shim, "Ready", lambda: Ready(str(tmp_path / "run")))
-    monkeypatch.setattr(shim, "_restore", lambda _: None)
+    monkeypatch.setattr(config_snapshot, "load", lambda *_: config)
+    monkeypatch.setattr(storage, "RUN_DIRECTORY", str(tmp_path / "run"))
+    monkeypatch.setattr(main, "SavedGrants", lambda: SavedGrants(str(tmp_path / "run")))
+    monkeypatch.setattr(main, "_restore", lambda _: None)
     monkeypatch.setattr(lowlevel, "find", lambda *_: "/usr/bin/runc")
     monkeypatch.setattr(lowlevel, "execute", execute)
     monkeypatch.setattr(replay, "keep", fail)
     arguments = ["--log", str(log), "create", "--bundle", str(tmp_path), "c1"]
     monkeypatch.setattr(sys, "argv", ["-c", "4", "1:2", "gpu-container-runtime", *arguments])
     with pytest.raises(SystemExit) as ended:
-        shim.main(sys.executable)
+        main.main(sys.executable)
     assert ended.value.code == 0
     assert executed == [("/usr/bin/runc", arguments)]
     assert "GPU_0=1" in bundle.read_text()
@@ -173,9 +174,11 @@ def given(place: Path, data: bytes) -> bytes | None:
     (place / "config.json").write_bytes(data)
     command = argv.parse(["create", "--bundle", str(place), "id"])
     config, log = Config({}, None), Log(None, json_format=False)
-    host = shim.ShimHost(config, sys.executable, "gpu-container-runtime", log, Ready(str(place)))
+    host = main.ShimHost(
+        config, sys.executable, "gpu-container-runtime", log, SavedGrants(str(place))
+    )
     try:
-        return shim.inject(command, config, host, log, "/usr/bin/runc")
+        return main.inject(command, config, host, log, "/usr/bin/runc")
     finally:
         assert (place / "config.json").read_bytes() == data
 

@@ -85,7 +85,7 @@ print(json.dumps([sys.argv[1:], dict(os.environ), {PIPES}, os.readlink("/proc/se
     (interpreter.parent / "code.py").write_text(code)
     path = script(interpreter, f'exec {sys.executable} -I {interpreter.parent}/code.py "$@"')
     arguments, environment, pipes, errors = slowpath.ask(path, "word", None, 7)
-    assert arguments == ["-I", "-B", "-X", "utf8", "-m", "gpuruntime.slow", "word", "7"]
+    assert arguments == ["-I", "-B", "-X", "utf8", "-m", "gpuruntime.slowpath_server", "word", "7"]
     environment.pop("PWD", None)
     assert {**environment, **slowpath.ENVIRONMENT} == environment
     assert not [name for name in environment if name.startswith(("PYTHON", "NVIDIA"))]
@@ -110,7 +110,7 @@ def test_no_answer_is_an_error(interpreter: Path, text: str) -> None:
     with pytest.raises(GpuRuntimeError) as caught:
         slowpath.ask(path, "yaml", "x" * (1 << 20))
     assert caught.value.message == f'"{path}" did not answer the question "yaml"'
-    assert caught.value.hint == f'run "{path} -m gpuruntime.slow yaml" to see why'
+    assert caught.value.hint == f'run "{path} -m gpuruntime.slowpath_server yaml" to see why'
     assert_no_child()
 
 
@@ -186,7 +186,7 @@ def test_the_real_one_has_a_deadline_of_its_own(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     pid = os.posix_spawn(
         sys.executable,
-        [sys.executable, "-I", "-m", "gpuruntime.slow", "yaml", "0.1"],
+        [sys.executable, "-I", "-m", "gpuruntime.slowpath_server", "yaml", "0.1"],
         slowpath.ENVIRONMENT,
         file_actions=[
             (os.POSIX_SPAWN_DUP2, reader, 0),

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cdi import registry
-from gpuruntime import host_state, sources
+from gpuruntime import probes
 from gpuruntime.config import Config
-from gpuruntime.request import Request
+from gpuruntime.plan import sources
+from gpuruntime.request.parse import Request
 
 if TYPE_CHECKING:
     from cdi.registry import Registry
-    from gpuruntime.host_state import State
+    from gpuruntime.probes import State
 
 SPEC_DIRS = "nvidia-container-runtime.modes.cdi.spec-dirs"
 NAME = "vendor.com/class=one"
@@ -56,9 +57,9 @@ def test_a_directory_is_watched_by_whatever_path_it_has(way: str, tmp_path: Path
     given, state = ask(directory)
     assert given == ["A=1"]
     assert state is not None
-    assert host_state.changed(state) == []
+    assert probes.changed(state) == []
     write(specs / "x.json", "2")
-    assert host_state.changed(state) == ["specs"]
+    assert probes.changed(state) == ["specs"]
     assert ask(directory) == (["A=2"], None)
 
 

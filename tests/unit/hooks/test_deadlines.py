@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpuruntime import automatic, plan
 from gpuruntime import config as settings
 from gpuruntime.model import Driver, Library
+from gpuruntime.plan import from_inventory, gpu_edits
 from hooks import entry, options, update_container
 
 PATH = "/usr/lib64/libcuda.so.550.1"
@@ -34,8 +34,8 @@ def test_time_01_the_deadline_of_hooks(
     path: str, deadline_s: int, front: list[str], timeout: int, separate: bool
 ) -> None:
     """The runtime's own limit is behind it: then the hook says what went wrong."""
-    style = plan.Style(path, separate=separate, deadline_s=deadline_s)
-    for hook in plan.common_edits(DRIVER, (), (), style)["hooks"]:
+    style = gpu_edits.Style(path, separate=separate, deadline_s=deadline_s)
+    for hook in gpu_edits.common_edits(DRIVER, (), (), style)["hooks"]:
         assert hook["args"][: len(front)] == front
         assert not hook["args"][len(front)].startswith("-")
         assert hook["timeout"] == timeout
@@ -45,14 +45,14 @@ def test_time_01_the_deadline_of_hooks(
 def test_time_01_the_deadline_that_is_configured(value: int, seconds: int) -> None:
     """A hook takes it, whatever the file has."""
     config = settings.Config({"hook-deadline": value}, "/x")
-    style = automatic.style(config, "/bin/gpu-cdi-hook")
-    assert (style.deadline_s, automatic.hook_deadline(config)) == (seconds, seconds)
-    (hook,) = plan.common_edits(DRIVER, (), (), style)["hooks"]
-    if seconds != plan.HOOK_DEADLINE_S:
+    style = from_inventory.style(config, "/bin/gpu-cdi-hook")
+    assert (style.deadline_s, from_inventory.hook_deadline(config)) == (seconds, seconds)
+    (hook,) = gpu_edits.common_edits(DRIVER, (), (), style)["hooks"]
+    if seconds != gpu_edits.HOOK_DEADLINE_S:
         front, rest = options.split_global(hook["args"][1:])
         assert entry.read_deadline(update_container.read([*front, *rest[1:]])) == seconds
         assert rest == hook["args"][2:]
-    assert (plan.HOOK_DEADLINE_S, plan.MAX_HOOK_DEADLINE_S) == (
+    assert (gpu_edits.HOOK_DEADLINE_S, gpu_edits.MAX_HOOK_DEADLINE_S) == (
         entry.DEADLINE_S,
         entry.MAX_DEADLINE_S,
     )

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpuruntime import plan as generator
 from gpuruntime.errors import BundleError, RequestError
-from gpuruntime.ldcache import ABI_FLAGS, Entry
+from gpuruntime.formats.ldcache_merge import ABI_FLAGS, Entry
 from gpuruntime.model import Driver, Library
+from gpuruntime.plan import gpu_edits as generator
 from gpuruntime.system.compat import CudaCompat
 from gpuruntime.system.loader import LoaderCache
 from gpuruntime.system.ops import (

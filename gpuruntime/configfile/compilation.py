@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compile config.toml for the start path: the snapshot, and the companion for the launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from gpuruntime import config as settings
+from gpuruntime.configfile import check, lines
+from gpuruntime.configfile import file as files
+from gpuruntime.configfile.check import Finding
+from gpuruntime.errors import ConfigError
+from gpuruntime.launcher import companion
+from gpuruntime.snapshots import config_snapshot, storage
+from gpuruntime.system.paths import replace_file
+
+# A file of another program has one for each line: nobody reads on.
+MAX_WARNINGS = 50
+
+
+def compile_file(path: str) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of *path* by key and warnings; store snapshot and companion if possible.
+
+    Raises ConfigError if the file cannot be read or a value is wrong. An unknown key is a warning.
+    """
+    text, status = files.read(path)
+    values, warnings = accepted(path, text)
+    try:
+        _store(path, status, values)
+    except OSError as error:
+        warnings.append(
+            f'each start compiles "{path}": cannot write below '
+            f'"{storage.RUN_DIRECTORY}": {error.strerror}'
+        )
+    return values, warnings
+
+
+def driver_root() -> str:
+    """Return the driver root of the config file in force, "/" without one; raise ConfigError."""
+    found = settings.find(os.environ)
+    if found is None:
+        return "/"
+    values, _ = accepted(found[0], files.read(found[0])[0])
+    return settings.Config(values, found[0]).driver_root or "/"
+
+
+def accepted(path: str, text: str) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of the file *path* by key, and warnings; raise ConfigError on an error."""
+    values, findings = check.examine(files.parse(text, path))
+    places = lines.lines(text) if findings else {}
+
+    def where(finding: Finding) -> str:
+        line = lines.line_of(finding.path, places)
+        return f'"{path}"' + (f" line {line}" if line else "")
+
+    for finding in findings:
+        if finding.severity == "error":
+            raise ConfigError(f"{where(finding)}: {finding.message}", finding.hint)
+    warnings = [
+        f"{where(finding)}: {check.sentence(finding)}"
+        for finding in findings
+        if finding.severity == "warning"
+    ]
+    if len(warnings) > MAX_WARNINGS:
+        more = f'"{path}": {len(warnings) - MAX_WARNINGS} more: see "gpuruntime config check"'
+        warnings[MAX_WARNINGS:] = [more]
+    return values, warnings
+
+
+def _store(path: str, status: os.stat_result, values: dict[str, Any]) -> None:
+    """Write the snapshot, and the companion, which tells the launcher what it may do alone."""
+    storage.make_directory(storage.RUN_DIRECTORY)
+    dirfd = os.open(storage.RUN_DIRECTORY, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        stamp = settings.stamp(path, status)
+        snapshot = {"format": config_snapshot.FORMAT, "file": stamp, "values": values}
+        data = json.dumps(snapshot).encode()
+        replace_file(dirfd, config_snapshot.NAME, data, 0o644)
+    finally:
+        os.close(dirfd)
+    companion.store(settings.Config(values, path), stamp)

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Change options in the text of a config.toml: comments, order and unknown keys stay; pure."""
+
+from __future__ import annotations
+
+import copy
+import re
+import tomllib
+from typing import Any
+
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+from tomlkit.items import InlineTable
+
+from gpuruntime.configfile import lines, options
+from gpuruntime.configfile.options import Option, Value
+from gpuruntime.errors import ConfigError
+
+# What the incumbent takes for a boolean on the command line.
+_TRUE = frozenset(("1", "t", "T", "TRUE", "true", "True"))
+_FALSE = frozenset(("0", "f", "F", "FALSE", "false", "False"))
+
+
+def parse(argument: str, separator: str = ":") -> tuple[Option, Value]:
+    """Return the option and value of `KEY[=VALUE]`; None: not to be set. Raises ConfigError.
+
+    The rules are the incumbent's: a list is split at *separator*, or at commas if there is none; a
+    boolean without a value is true; `nil` takes a feature away.
+    """
+    key, equals, text = argument.partition("=")
+    option = options.BY_KEY.get(key)
+    if option is None:
+        near = options.nearest(key)
+        what = "is a table" if key in options.TABLES else "does not exist"
+        raise ConfigError(
+            f'invalid config option "{key}": it {what}',
+            f'use "{near}"' if near else 'see "gpuruntime config default" for every key',
+        )
+    if option.kind in ("bool", "optional"):
+        if not equals or text in _TRUE:
+            return option, True
+        if text in _FALSE:
+            return option, False
+        if option.kind == "optional" and text == "nil":
+            return option, None
+        raise ConfigError(f'invalid value "{text}" for "{key}"', "give true or false")
+    if not equals:
+        raise ConfigError(f'"{key}" has no value', f'write "{key}=VALUE"')
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f'the value of "{key}" is no UTF-8', "give it as UTF-8") from error
+    if option.kind == "integer":
+        # int() takes blanks, signs, underscores and other scripts' digits as well.
+        if re.fullmatch("[0-9]{1,9}", text) is None:
+            kind = options.KINDS[option.kind]
+            raise ConfigError(f'invalid value "{text}" for "{key}"', f"give {kind}")
+        return option, int(text)
+    if option.kind == "list":
+        return option, text.split(separator if separator and separator in text else ",")
+    return option, text
+
+
+def apply(text: str, option: Option, value: Value) -> str:
+    """Return *text*, which must be TOML, with *option* set to *value*; None takes it away.
+
+    Raises ConfigError where the table of the option is none, or cannot be added to.
+    """
+    path = tuple(option.key.split("."))
+    wanted = _loads(text)
+    table = wanted
+    for length, part in enumerate(path[:-1], 1):
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise ConfigError(
+                f'"{".".join(path[:length])}" is no table', f'write "[{option.table}]"'
+            )
+    present = path[-1] in table
+    if not present and value is None:
+        return text
+    if value is None:
+        del table[path[-1]]
+    else:
+        table[path[-1]] = value
+    ways = [_with_tomlkit] if present else [_at_sample, _with_tomlkit, _at_end, _below_header]
+    for change in ways:
+        changed = change(text, path, value)
+        if changed is not None and _is(changed, wanted):
+            has_crlf = "\r\n" in text and re.search(r"(?<!\r)\n", text) is None
+            return re.sub(r"\r?\n", "\r\n", changed) if has_crlf else changed
+    raise ConfigError(
+        f'cannot set "{option.key}" in this file', "move its table to the end of the file"
+    )
+
+
+def _loads(text: str) -> dict[str, Any]:
+    # Floats as text: nan is not equal to itself.
+    return tomllib.loads(text, parse_float=lambda number: f"float {number}")
+
+
+def _is(text: str, wanted: dict[str, Any]) -> bool:
+    """Tell whether *text* means what is *wanted*, but for empty tables."""
+    try:
+        return _pruned(_loads(text)) == _pruned(copy.deepcopy(wanted))
+    except (ValueError, RecursionError):
+        return False
+
+
+def _pruned(table: dict[str, Any]) -> dict[str, Any]:
+    for key, value in list(table.items()):
+        if isinstance(value, dict) and not _pruned(value):
+            del table[key]
+    return table
+
+
+def _at_sample(text: str, path: tuple[str, ...], value: Value) -> str | None:
+    """Put the option where a comment shows how to set it."""
+    for statement in lines.scan(text):
+        if statement.kind == "sample" and statement.path == path:
+            end = text.find("\n", statement.start)
+            rest = "" if end < 0 else text[end - (text[end - 1] == "\r") :]
+            return f"{text[: statement.start]}{path[-1]} = {options.literal(value)}{rest}"
+    return None
+
+
+def _with_tomlkit(text: str, path: tuple[str, ...], value: Value) -> str | None:
+    try:
+        document = tomlkit.parse(text)
+        table: Any = document
+        for position, part in enumerate(path[:-1], 1):
+            if part not in table:
+                is_super = position < len(path) - 1
+                is_inline = isinstance(table, InlineTable)
+                new = tomlkit.inline_table() if is_inline else tomlkit.table(is_super)
+                table.append(part, new)
+            table = table[part]
+        if value is None:
+            table.remove(path[-1])
+        else:
+            table[path[-1]] = value
+        return tomlkit.dumps(document)
+    # It has more of its own than its exceptions for what it does not expect.
+    except (TOMLKitError, AttributeError, KeyError, TypeError, ValueError, RecursionError):
+        return None
+
+
+# tomlkit does not add to a table whose parts are apart, or that is nowhere but in dotted keys.
+def _at_end(text: str, path: tuple[str, ...], value: Value) -> str:
+    """Add the table and the option to the end of *text*."""
+    end = "" if text.endswith("\n") else "\n"
+    return f"{text}{end}\n[{'.'.join(path[:-1])}]\n{path[-1]} = {options.literal(value)}\n"
+
+
+def _below_header(text: str, path: tuple[str, ...], value: Value) -> str:
+    """Add the option, as a dotted key, below the header of the nearest table around it."""
+    headers = {found.path: found for found in lines.scan(text) if found.kind == "table"}
+    length = next((n for n in range(len(path) - 1, 0, -1) if path[:n] in headers), 0)
+    start = text.find("\n", headers[path[:length]].start) + 1 if length else 0
+    line = f"{'.'.join(path[length:])} = {options.literal(value)}\n"
+    if length and not start:
+        return f"{text}\n{line}"
+    return text[:start] + line + text[start:]

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read what the loader knows of a library: ABI, SONAME and the names it needs.
+
+On the start path; pure over bytes or an open file. Little-endian ELF, 32 and 64 bit. Only program
+headers are used, as the loader does: section headers may be stripped. Reads the header, the
+program headers, the dynamic section and the names in question, each within the limits below.
+`readelf -hd FILE` shows the same.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from gpuruntime.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import BinaryIO
+
+MAX_TABLE_BYTES = 64 << 10  # of program headers and of the dynamic section, each
+MAX_NAME_BYTES = 4096
+MAX_NEEDED = 512
+_NAME_CHUNK_BYTES = 64
+_MAX_FILE_OFFSET = (1 << 63) - 1 - MAX_TABLE_BYTES  # an off_t: seek raises OverflowError beyond
+
+_IDENT = struct.Struct("<4sBBB9x")  # magic, class, byte order, version
+_CLASS32, _CLASS64 = 1, 2
+_LITTLE_ENDIAN = 1
+_CURRENT_VERSION = 1
+_EXECUTABLE, _LIBRARY = 2, 3
+
+_LOAD = 1
+_DYNAMIC = 2
+
+_NULL = 0
+_NEEDED = 1
+_STRTAB = 5
+_STRSZ = 10
+_SONAME = 14
+
+_I386, _ARM, _X86_64, _PPC64, _AARCH64, _RISCV = 3, 40, 62, 21, 183, 243
+_ARM_HARD_FLOAT = 0x400
+_RISCV_FLOAT_MASK, _RISCV_DOUBLE = 0x6, 0x4
+
+
+class ElfError(ValueError):
+    """The bytes are no little-endian ELF program or library, or are damaged."""
+
+
+class Elf(Record):
+    """What a library says of itself.
+
+    *abi* is a name in `ldcache_merge.ABI_FLAGS`, or "" for any other machine.
+    """
+
+    __slots__ = ("abi", "needed", "soname")
+
+    def __init__(self, abi: str, soname: str | None, needed: tuple[str, ...]) -> None:
+        self.abi = abi
+        self.soname = soname
+        self.needed = needed
+
+
+class _Layout:
+    """Where the fields are that differ between the two classes."""
+
+    __slots__ = ("dynamic", "header", "segment", "segment_fields")
+
+    def __init__(self, header: str, segment: str, fields: tuple[int, ...], dynamic: str) -> None:
+        self.header = struct.Struct(header)
+        self.segment = struct.Struct(segment)
+        self.segment_fields = fields
+        self.dynamic = struct.Struct(dynamic)
+
+
+# Header, behind the identification: type, machine, version, entry, offset of program headers,
+# offset of section headers, flags, header size, size and count of program headers.
+# Segment fields: the places of offset, address and size in the file.
+_LAYOUTS = {
+    _CLASS32: _Layout("<HHIIIIIHHH", "<8I", (1, 2, 4), "<II"),
+    _CLASS64: _Layout("<HHIQQQIHHH", "<IIQQQQQQ", (2, 3, 5), "<QQ"),
+}
+
+
+def read(source: bytes | BinaryIO) -> Elf:
+    """Return what the ELF file *source* says of itself.
+
+    A file is read by seek and read, and stays open. Raises `ElfError` for anything malformed;
+    what the file's own read raises is passed on.
+    """
+    read_at = _reader(source)
+    magic, width, order, version = _IDENT.unpack(read_at(0, _IDENT.size))
+    if magic != b"\x7fELF":
+        raise ElfError("not an ELF file")
+    layout = _LAYOUTS.get(width)
+    if layout is None or order != _LITTLE_ENDIAN or version != _CURRENT_VERSION:
+        raise ElfError(f"unknown ELF: class {width}, byte order {order}, version {version}")
+    fields = layout.header.unpack(read_at(_IDENT.size, layout.header.size))
+    kind, machine, _, _, table, _, flags, _, size, count = fields
+    if kind not in (_EXECUTABLE, _LIBRARY):
+        raise ElfError(f"ELF of type {kind} is neither a program nor a library")
+    if count and (size != layout.segment.size or count * size > MAX_TABLE_BYTES):
+        raise ElfError(f"{count} program headers of {size} bytes")
+
+    loads = []
+    dynamic = None
+    for segment in layout.segment.iter_unpack(read_at(table, count * size) if count else b""):
+        offset, address, length = (segment[field] for field in layout.segment_fields)
+        if segment[0] == _LOAD:
+            loads.append((address, offset, length))
+        elif segment[0] == _DYNAMIC:
+            dynamic = offset, length
+    abi = _abi(machine, width, flags)
+    if dynamic is None:
+        return Elf(abi, None, ())
+    soname, needed = _read_dynamic(read_at, layout, loads, *dynamic)
+    return Elf(abi, soname, needed)
+
+
+def _abi(machine: int, width: int, flags: int) -> str:
+    if machine == _X86_64:
+        return "x86-64" if width == _CLASS64 else "x32"
+    if machine == _ARM:
+        return "arm-hard-float" if flags & _ARM_HARD_FLOAT else "arm-soft-float"
+    if machine == _RISCV:
+        is_lp64d = width == _CLASS64 and flags & _RISCV_FLOAT_MASK == _RISCV_DOUBLE
+        return "riscv64" if is_lp64d else ""
+    known = {
+        (_I386, _CLASS32): "i386",
+        (_AARCH64, _CLASS64): "aarch64",
+        (_PPC64, _CLASS64): "ppc64le",
+    }
+    return known.get((machine, width), "")
+
+
+def _read_dynamic(
+    read_at: Callable[[int, int], bytes],
+    layout: _Layout,
+    loads: list[tuple[int, int, int]],
+    offset: int,
+    length: int,
+) -> tuple[str | None, tuple[str, ...]]:
+    """Return the SONAME and the needed names."""
+    if length > MAX_TABLE_BYTES:
+        raise ElfError(f"dynamic section of {length} bytes, {MAX_TABLE_BYTES} at most")
+    length -= length % layout.dynamic.size
+    soname = None
+    needed = []
+    names: dict[int, int] = {}
+    for tag, value in layout.dynamic.iter_unpack(read_at(offset, length)):
+        if tag == _NULL:
+            break
+        if tag == _NEEDED:
+            needed.append(value)
+        elif tag == _SONAME:
+            soname = value
+        elif tag in (_STRTAB, _STRSZ):
+            names[tag] = value
+    if soname is None and not needed:
+        return None, ()
+    if len(needed) > MAX_NEEDED:
+        raise ElfError(f"{len(needed)} needed libraries, {MAX_NEEDED} at most")
+    if len(names) < 2:
+        raise ElfError("dynamic section without a string table")
+    start = _file_offset(loads, names[_STRTAB])
+
+    def name(at: int) -> str:
+        return _read_name(read_at, start + at, names[_STRSZ] - at)
+
+    return None if soname is None else name(soname), tuple(name(at) for at in needed)
+
+
+def _file_offset(loads: list[tuple[int, int, int]], address: int) -> int:
+    for start, offset, length in loads:
+        if start <= address < start + length:
+            return address - start + offset
+    raise ElfError(f"address {address:#x} is in no segment")
+
+
+def _read_name(read_at: Callable[[int, int], bytes], at: int, room: int) -> str:
+    name = b""
+    while len(name) < min(room, MAX_NAME_BYTES):
+        chunk = read_at(at + len(name), min(_NAME_CHUNK_BYTES, room - len(name)))
+        end = chunk.find(b"\0")
+        if end >= 0:
+            return (name + chunk[:end]).decode("utf-8", "surrogateescape")
+        name += chunk
+    raise ElfError("a name that does not end")
+
+
+def _reader(source: bytes | BinaryIO) -> Callable[[int, int], bytes]:
+    """Return a function of offset and length that reads exactly so much of *source*."""
+    if isinstance(source, bytes):
+        data = source
+
+        def read_at(offset: int, length: int) -> bytes:
+            return _whole(data[offset : offset + length], offset, length)
+
+    else:
+        file = source
+
+        def read_at(offset: int, length: int) -> bytes:
+            if not length:
+                # As with bytes, wherever it is: a file system may have no such offset.
+                return b""
+            if offset > _MAX_FILE_OFFSET:
+                raise ElfError(f"offset {offset:#x} is beyond the end of any file")
+            file.seek(offset)
+            return _whole(file.read(length), offset, length)
+
+    return read_at
+
+
+def _whole(data: bytes, offset: int, length: int) -> bytes:
+    if len(data) != length:
+        raise ElfError(f"{length} bytes at offset {offset:#x}: the file ends before")
+    return data

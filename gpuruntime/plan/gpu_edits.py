@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An inventory → the container edits that give a container its driver and GPUs; pure.
+
+On the start path. Two styles of hooks: one that does every step, by default, or one a step, as
+tools that look for the incumbent's hooks in a spec expect them.
+"""
+
+from __future__ import annotations
+
+import posixpath
+
+from gpuruntime.plan.devices import ALL, Device
+from gpuruntime.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+    from typing import Any
+
+    from cdi.wire import DeviceNode, Edits, Hook, Mount
+    from gpuruntime.model import Driver, File, Library, Node
+
+HOOK_NAME = "gpu-cdi-hook"
+# Consumers written in Go lose an empty list, and runc before 1.3 then runs the hook with the
+# image's environment (CVE-2025-23266).
+HOOK_ENV = ("GPURUNTIME_HOOK=1",)
+HOOK_TIMEOUT_S = 30
+# The hook ends itself after so long, unless it is told otherwise, within a limit.
+HOOK_DEADLINE_S, MAX_HOOK_DEADLINE_S = 10, 600
+_TIMEOUT_AFTER_S = 20
+MOUNT_OPTIONS = ("ro", "nosuid", "nodev", "rbind", "rprivate")
+# A client writes to a daemon's socket, and MPS makes pipes in its directory.
+IPC_OPTIONS = ("nosuid", "nodev", "rbind", "rprivate", "noexec")
+LINKS = "create-symlinks"
+COMPAT = "enable-cuda-compat"
+LDCACHE = "update-ldcache"
+PARAMS = "disable-device-node-modification"
+PROFILE = "update-application-profile"
+CHMOD = "chmod"
+ALL_HOOKS = "all"
+# In the order in which they are to run.
+HOOKS = (LINKS, COMPAT, LDCACHE, PARAMS, PROFILE, CHMOD)
+_CHMOD_DIRECTORIES = ("/dev/dri", "/dev/nvidia-caps")
+_CHMOD_MODE = "755"
+# Programs under these names know the incumbent's hooks only.
+_SEPARATE_ONLY = ("nvidia-cdi-hook", "nvidia-ctk")
+
+
+class Style(Record):
+    """How edits are written: the host *path* of the hook, and the steps of it to leave out.
+
+    Of *disabled*, ALL_HOOKS is every step; what is *enabled* stays, and CHMOD only then.
+    *separate*: one hook a step, as also for a program of the incumbent's. *ldconfig* is handed to
+    the step that updates the loader's cache, "" if it is to choose, and *ldconfig_mode* to our
+    hook, "" for its own default. *groups*: with the groups of device nodes. *deadline_s* is how
+    long our hook has.
+    """
+
+    __slots__ = (
+        *("deadline_s", "disabled", "groups", "ldconfig", "ldconfig_mode", "path", "separate"),
+    )
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        disabled: Collection[str] = (),
+        enabled: Collection[str] = (),
+        separate: bool = False,
+        ldconfig: str = "",
+        ldconfig_mode: str = "",
+        groups: bool = False,
+        deadline_s: int = HOOK_DEADLINE_S,
+    ) -> None:
+        self.path = path
+        self.groups = groups
+        off = HOOKS if ALL_HOOKS in disabled else (*disabled, CHMOD)
+        self.disabled = frozenset(off) - frozenset(enabled)
+        self.separate = separate or posixpath.basename(path) in _SEPARATE_ONLY
+        self.ldconfig = ldconfig
+        self.ldconfig_mode = ldconfig_mode
+        self.deadline_s = deadline_s
+
+
+def common_edits(
+    driver: Driver, nodes: Iterable[Node], links: Sequence[str], style: Style
+) -> Edits:
+    """Return what every container with the *driver* gets, whichever GPUs it has.
+
+    *nodes* are the control nodes; *links* are those of device nodes that a container may have.
+    """
+    mounts = [_mount(library, MOUNT_OPTIONS) for library in driver.libraries]
+    mounts += [
+        _mount(file, IPC_OPTIONS if file.kind == "ipc" else MOUNT_OPTIONS) for file in driver.files
+    ]
+    hooks = _separate_hooks if style.separate else _combined_hook
+    return {
+        **node_edits(nodes, style),
+        # Whoever finds it knows that the driver is in place already.
+        "env": ["NVIDIA_VISIBLE_DEVICES=void"],
+        "mounts": sorted(
+            mounts, key=lambda m: (m["containerPath"].count("/"), m["containerPath"])
+        ),
+        "hooks": hooks(driver, links, style),
+    }
+
+
+def device_edits(device: Device, style: Style) -> Edits:
+    """Return what a container gets with *device* beside the common edits."""
+    nodes = [device.gpu.node]
+    if device.mig is None:
+        nodes += device.gpu.drm
+    else:
+        nodes += device.mig[1:]
+    edits = node_edits(nodes, style)
+    hooks = []
+    if style.separate and device.mig is None and device.gpu.links:
+        hooks.append(_hook(style, LINKS, _link_words(device.gpu.links)))
+    if style.separate:
+        hooks.append(_hook(style, CHMOD, _chmod_words(nodes)))
+    written = [hook for hook in hooks if hook is not None]
+    if written:
+        edits["hooks"] = written
+    return edits
+
+
+def named_devices(
+    devices: Sequence[Device],
+    strategies: Sequence[str],
+    style: Style,
+    *,
+    with_all: bool = True,
+) -> list[tuple[str, Edits]]:
+    """Return (name, edits) of each of *devices* by each strategy, and of all of them as `all`."""
+    named: dict[str, Edits] = {}
+    for device in devices:
+        edits = device_edits(device, style)
+        for strategy in strategies:
+            name = device.name(strategy)
+            if name:
+                named.setdefault(name, edits)
+    if with_all and named and ALL not in named:
+        named[ALL] = merged(named.values())
+    return list(named.items())
+
+
+def merged(parts: Iterable[Edits]) -> Edits:
+    """Return everything that *parts* have, each thing once, device nodes sorted."""
+    merged: dict[str, dict[str, Any]] = {}
+    for part in parts:
+        for member, items in part.items():
+            seen = merged.setdefault(member, {})
+            for item in items:  # type: ignore[attr-defined]  # all members here are lists
+                seen.setdefault(_identity(item), item)
+    result = {member: list(items.values()) for member, items in merged.items()}
+    if "deviceNodes" in result:
+        result["deviceNodes"].sort(key=lambda node: (node["path"].count("/"), node["path"]))
+    return result  # type: ignore[return-value]  # the members are those of edits
+
+
+def _identity(item: Any) -> str:  # noqa: ANN401 (an object, a text, a number)
+    """Return what is equal for equal items of a list of edits, and can be looked up."""
+    return repr(sorted(item.items()) if isinstance(item, dict) else item)
+
+
+def node_edits(nodes: Iterable[Node], style: Style) -> Edits:
+    """Return what a container gets that may use *nodes*."""
+    nodes = list(nodes)
+    edits: Edits = {"deviceNodes": [_node(node) for node in nodes]}
+    groups = sorted({node.group for node in nodes} - {0})
+    if style.groups and groups:
+        edits["additionalGids"] = groups
+    return edits
+
+
+def empty_device() -> Edits:
+    """Return the edits of the device `none`: the driver alone, but a device has to have edits."""
+    return {"env": ["NVCT_EMPTY_DEVICE="]}
+
+
+def management_edits(nodes: Sequence[Node], style: Style) -> Edits:
+    """Return the edits of the one device of management mode: every node of the driver."""
+    edits = node_edits(nodes, style)
+    chmod = _hook(style, CHMOD, _chmod_words(nodes)) if style.separate else None
+    if chmod is not None:
+        edits["hooks"] = [chmod]
+    return edits
+
+
+def links(driver: Driver) -> list[str]:
+    """Return `TARGET::LINK` for every link to a file of the driver, each once.
+
+    For a library its SONAME and, where it has one, its `.so` link, then those of its own.
+    """
+    found: dict[str, None] = {}
+    for library in driver.libraries:
+        directory, name = posixpath.split(library.container_path)
+        if library.soname != name:
+            found[f"{name}::{directory}/{library.soname}"] = None
+        if library.dev_link:
+            found[f"{library.soname}::{directory}/{library.dev_link}"] = None
+        found.update(dict.fromkeys(library.links))
+    for file in driver.files:
+        found.update(dict.fromkeys(file.links))
+    return list(found)
+
+
+def _node(node: Node) -> DeviceNode:
+    # No type, numbers or mode: consumers read them from the host, where majors move between boots.
+    edit: DeviceNode = {"path": node.container_path}
+    if node.host_path != node.container_path:
+        edit["hostPath"] = node.host_path
+    edit["permissions"] = "rw"
+    if node.group:
+        # Consumers read the mode from the host, and not the group that it is for.
+        edit["gid"] = node.group
+    return edit
+
+
+def _mount(item: Library | File, options: Sequence[str]) -> Mount:
+    return {
+        "hostPath": item.host_path,
+        "containerPath": item.container_path,
+        "options": list(options),
+    }
+
+
+def _combined_hook(driver: Driver, device_links: Sequence[str], style: Style) -> list[Hook]:
+    words: list[str] = []
+    if LINKS not in style.disabled:
+        words += _link_words(links(driver))
+        for link in device_links:
+            words += ["--device-link", link]
+    if COMPAT not in style.disabled and driver.version:
+        words += ["--cuda-compat", driver.version]
+    if LDCACHE not in style.disabled:
+        words += _library_words(driver, style)
+    if PARAMS not in style.disabled:
+        words.append("--mask-params")
+    if PROFILE not in style.disabled:
+        words.append("--application-profile")
+    if CHMOD not in style.disabled:
+        for directory in _CHMOD_DIRECTORIES:
+            words += ["--chmod", f"{_CHMOD_MODE}::{directory}"]
+    if not words:
+        return []
+    return [_hook_of(style, "update-container", words)]
+
+
+def _library_words(driver: Driver, style: Style) -> list[str]:
+    words = []
+    for library in driver.libraries:
+        words += ["--library", f"{library.soname}::{library.container_path}::{library.abi}"]
+    if words and style.ldconfig_mode:
+        words += ["--ldconfig-mode", style.ldconfig_mode]
+    if words and style.ldconfig:
+        words += ["--ldconfig-path", style.ldconfig]
+    return words
+
+
+def _separate_hooks(driver: Driver, device_links: Sequence[str], style: Style) -> list[Hook]:
+    # Those of device nodes are with the devices.
+    del device_links
+    directories = dict.fromkeys(posixpath.dirname(lib.container_path) for lib in driver.libraries)
+    ldcache = ["--ldconfig-path", style.ldconfig] if style.ldconfig else []
+    for directory in directories:
+        ldcache += ["--folder", directory]
+    steps = {
+        LINKS: _link_words(links(driver)),
+        COMPAT: [f"--host-driver-version={driver.version}"],
+        LDCACHE: ldcache if directories else None,
+        PARAMS: [],
+        PROFILE: [],
+    }
+    hooks = (_hook(style, name, words) for name, words in steps.items())
+    return [hook for hook in hooks if hook is not None]
+
+
+def _link_words(pairs: Iterable[str]) -> list[str]:
+    return [word for pair in pairs for word in ("--link", pair)]
+
+
+def _chmod_words(nodes: Iterable[Node]) -> list[str] | None:
+    directories = {posixpath.dirname(node.container_path) for node in nodes}
+    found = [directory for directory in _CHMOD_DIRECTORIES if directory in directories]
+    words = [word for directory in found for word in ("--path", directory)]
+    return ["--mode", _CHMOD_MODE, *words] if found else None
+
+
+def _hook(style: Style, name: str, words: list[str] | None) -> Hook | None:
+    """Return the hook of one step; None if it is disabled or has nothing to do."""
+    if name in style.disabled or words is None or (name == LINKS and not words):
+        return None
+    return _hook_of(style, name, words)
+
+
+def _hook_of(style: Style, name: str, words: list[str]) -> Hook:
+    program = posixpath.basename(style.path)
+    # The incumbent's tool of many commands has its hooks below one of them.
+    front = ["hook"] if program == "nvidia-ctk" else []
+    if style.deadline_s != HOOK_DEADLINE_S and program not in _SEPARATE_ONLY:
+        front = [f"--deadline={style.deadline_s}"]
+    return {
+        "hookName": "createContainer",
+        "path": style.path,
+        "args": [program, *front, name, *words],
+        "env": list(HOOK_ENV),
+        "timeout": max(HOOK_TIMEOUT_S, style.deadline_s + _TIMEOUT_AFTER_S),
+    }

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the hook programs are, that configs and CDI specs name by their absolute paths.
+
+On the start path; looks and changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+
+from gpuruntime import config as settings
+from gpuruntime.errors import ConfigError
+from gpuruntime.oci.lowlevel import STANDARD_PATH
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpuruntime.config import Config
+    from gpuruntime.request.parse import Request
+
+HOOK = "gpu-cdi-hook"
+PRESTART_HOOK = "gpu-container-runtime-hook"
+# Program → the option that can name another, and its default, which means ours.
+_OPTIONS = {
+    HOOK: ("nvidia-ctk.path", "nvidia-ctk"),
+    PRESTART_HOOK: ("nvidia-container-runtime-hook.path", "nvidia-container-runtime-hook"),
+}
+
+
+def hook_of(asked: Request, find: Callable[[str], str]) -> str:
+    """Return the path of the hook program that a grant for *asked* names, "" if it names none.
+
+    *find* tells the path of a program; specs have the paths that their writer knew.
+    """
+    # A hook of ours would find nothing to do in the legacy mode.
+    return find(HOOK) if asked.is_automatic and asked.mode != settings.LEGACY else ""
+
+
+def find(name: str, config: Config, launcher: str, path: str | None) -> str:
+    """Return the path of the program *name*: as configured, beside *launcher*, or on *path*.
+
+    Raises ConfigError if there is none.
+    """
+    option = _OPTIONS[name][0]
+    found = places(name, config, launcher, path)
+    if config[option].startswith("/"):
+        return found[0]
+    for place in found:
+        if os.access(place, os.X_OK) and os.path.isfile(place):
+            return place
+    raise ConfigError(
+        f'"{posixpath.basename(found[-1])}" is neither beside "{launcher}" nor on PATH',
+        f'set "{option}" in config.toml to the absolute path of {name}',
+    )
+
+
+def places(name: str, config: Config, launcher: str, path: str | None) -> list[str]:
+    """Return where `find` looks for the program *name*, in order."""
+    option, default = _OPTIONS[name]
+    configured: str = config[option]
+    if configured.startswith("/"):
+        return [configured]
+    wanted = name if configured in ("", default) else configured
+    directories = [item for item in (path or "").split(":") if item.startswith("/")]
+    directories += STANDARD_PATH
+    if "/" in launcher:
+        directories.insert(0, posixpath.dirname(os.path.abspath(launcher)))
+    return [posixpath.join(directory, wanted) for directory in directories]

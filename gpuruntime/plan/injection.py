@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An OCI config and the operator's config → what is added to the container: decided, not done.
+
+On the start path. The shim does what is decided here, `gpuruntime explain` prints it. What there
+is to know of the machine comes from a Host, which nothing here changes, but for one thing: the
+Host may be asked to make device nodes that are missing.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+
+from cdi.complete import complete, in_user_namespace
+from cdi.edits import WITH_IMAGE, allows_all, apply
+from cdi.errors import CdiError
+from gpuruntime import config as settings
+from gpuruntime.errors import DiscoveryError, DriverError, SpecError, UnresolvedDeviceError
+from gpuruntime.plan import hook_programs, node_numbers
+from gpuruntime.record import Record
+from gpuruntime.request import parse
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any, Protocol
+
+    from cdi.wire import Edits, Hook, OciConfig
+    from gpuruntime.config import Config
+    from gpuruntime.errors import GpuRuntimeError
+    from gpuruntime.grant import Grant
+    from gpuruntime.request.parse import Request
+
+    class Host(Protocol):
+        """What `decide` asks of the machine."""
+
+        def grant(self, asked: Request) -> Grant:
+            """Return what there is for *asked*, not completed.
+
+            Raises DriverError, DiscoveryError, RequestError, SpecError, UnresolvedDeviceError.
+            """
+
+        def program(self, name: str) -> str:
+            """Return the path of the hook program *name*; raise ConfigError if there is none."""
+
+        def make_nodes(self, minors: Sequence[int]) -> bool:
+            """Have the driver make its nodes and those of *minors*; tell whether it was tried."""
+
+
+# Where a hook looks for its programs, and no variable of the image.
+_HOOK_ENV = ("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",)
+_GPU = "/dev/nvidia"
+_MAX_DIGITS = 4
+# What `missing-gpu = "warn"` lets pass: what is not there, not what may not be had.
+_MISSING = (UnresolvedDeviceError, DriverError, DiscoveryError, SpecError)
+
+
+class Injection(Record):
+    """What is decided: for the request *asked*, the completed *edits*, None for none at all.
+
+    *prestart* is a hook to add, *removed* the indices of prestart hooks to take away. *warnings*
+    and *notes* are sentences about it. *error* is why a container starts without what it asks for.
+    """
+
+    __slots__ = ("asked", "edits", "error", "notes", "prestart", "removed", "warnings")
+
+    def __init__(
+        self,
+        asked: Request,
+        edits: Edits | None = None,
+        *,
+        prestart: dict[str, Any] | None = None,
+        removed: Sequence[int] = (),
+        warnings: Sequence[str] = (),
+        notes: Sequence[str] = (),
+        error: GpuRuntimeError | None = None,
+    ) -> None:
+        self.asked = asked
+        self.edits = edits
+        self.prestart = prestart
+        self.removed = tuple(removed)
+        self.warnings = tuple(warnings)
+        self.notes = tuple(notes)
+        self.error = error
+
+    def apply(self, document: OciConfig) -> bool:
+        """Do to *document* what is decided; tell whether that changes anything."""
+        if self.removed:
+            hooks = document["hooks"]
+            kept = [hook for i, hook in enumerate(hooks["prestart"]) if i not in self.removed]
+            if kept:
+                hooks["prestart"] = kept
+            else:
+                del hooks["prestart"]
+        if self.edits is not None:
+            there = len(_device_rules(document))
+            apply(self.edits, document)
+            if self.asked.mode == settings.LEGACY:
+                # What asks for them is still there, for the hook: here we may have been before.
+                _drop_repeated(_device_rules(document), there)
+        if self.prestart is not None:
+            if document.get("hooks") is None:
+                document["hooks"] = {}
+            hooks = document["hooks"]
+            hooks["prestart"] = [*(hooks.get("prestart") or ()), self.prestart]
+        return bool(self.removed or self.edits is not None or self.prestart is not None)
+
+
+def decide(document: OciConfig, config: Config, host: Host) -> Injection:
+    """Return what the container of *document* gets under *config*.
+
+    Raises GpuRuntimeError for what is malformed, not allowed or not there, the last unless the
+    operator says that such containers start.
+    """
+    asked = parse.from_oci(document, config)
+    engine_hooks = _engine_hooks(document)
+    is_legacy = (asked.mode or config.mode) == settings.LEGACY
+    # Where we are in front of the low-level runtime, nothing is left for it to do.
+    removed = () if is_legacy else engine_hooks
+    if not asked:
+        return Injection(asked, removed=removed)
+    try:
+        found = host.grant(asked)
+        edits = _completed(found.edits, asked, document, config, host)
+    except _MISSING as error:
+        if config["missing-gpu"] != "warn":
+            raise
+        warning = f"starts without what it asks for: {error}"
+        return Injection(asked, removed=engine_hooks, warnings=(warning,), error=error)
+    warnings = [*found.warnings]
+    if allows_all(document) and asked.ids != ("all",):
+        warnings.append("its device rules allow every device, whichever it asks for: privileged")
+    edits, notes = _with_environments(edits)
+    lost = _lost_on_reload(edits, document)
+    if lost:
+        warnings.append(
+            f'no "/dev/char" link for {", ".join(lost)}: the container loses them at '
+            '"systemctl daemon-reload"; run "gpuruntime system create-dev-char-symlinks"'
+        )
+    return Injection(
+        asked,
+        edits,
+        prestart=_prestart(document, host) if is_legacy and not engine_hooks else None,
+        removed=removed,
+        warnings=warnings,
+        notes=[*found.notes, *notes],
+    )
+
+
+def _with_environments(edits: Edits) -> tuple[Edits, list[str]]:
+    """Return *edits* whose hooks do not get the variables of the image, and notes that say which.
+
+    Without env, runc before 1.3 starts them with those: CVE-2025-23266. What a spec of any vendor
+    leaves out is ours to say, since it is us who add the hook.
+    """
+    bare = [hook for hook in edits.get("hooks") or () if _may_have_image_env(hook)]
+    if not bare:
+        return edits, []
+    found = edits.copy()
+    found["hooks"] = [
+        {**hook, "env": list(_HOOK_ENV)} if _may_have_image_env(hook) else hook
+        for hook in edits["hooks"]
+    ]
+    paths = dict.fromkeys(hook["path"] for hook in bare)
+    return found, [
+        f'the hook "{path}" of a CDI spec has no env: it gets PATH, not the variables of the image'
+        for path in paths
+    ]
+
+
+def _may_have_image_env(hook: Hook) -> bool:
+    return hook["hookName"] in WITH_IMAGE and not hook.get("env")
+
+
+def _completed(
+    edits: Edits, asked: Request, document: OciConfig, config: Config, host: Host
+) -> Edits:
+    """Return *edits* completed from the host's nodes, which the driver may have to make first."""
+    user_namespace = in_user_namespace(document)
+    if user_namespace:
+        edits = _without_groups(edits)
+    try:
+        return _seen(edits, asked, user_namespace=user_namespace)
+    except CdiError as error:
+        found = error
+    if (
+        found.category == "host-device-missing"
+        and config["nvidia-container-cli.load-kmods"]
+        and host.make_nodes(_minors(edits))
+    ):
+        try:
+            return _seen(edits, asked, user_namespace=user_namespace)
+        except CdiError as error:
+            found = error
+    raise UnresolvedDeviceError(
+        f"cannot give a device to the container: {found}",
+        'run "nvidia-modprobe -u -c 0" on the host, or "gpuruntime cdi refresh" for a spec of old',
+    ) from found
+
+
+def _seen(edits: Edits, asked: Request, *, user_namespace: bool) -> Edits:
+    """Return *edits* completed from the nodes that are there; raise CdiError."""
+    completed = complete(edits, user_namespace=user_namespace)
+    if asked.is_automatic:
+        # Who wrote a spec may call a node by another name.
+        node_numbers.check(completed)
+    return completed
+
+
+def _minors(edits: Edits) -> list[int]:
+    """Return the numbers of the GPUs whose nodes *edits* have."""
+    paths = [node["path"] for node in edits.get("deviceNodes") or ()]
+    return [int(path[len(_GPU) :]) for path in paths if _is_gpu(path)]
+
+
+def _is_gpu(path: str) -> bool:
+    number = path[len(_GPU) :]
+    is_number = number.isascii() and number.isdecimal() and len(number) <= _MAX_DIGITS
+    return path.startswith(_GPU) and is_number
+
+
+def _without_groups(edits: Edits) -> Edits:
+    """Return *edits* without groups of the host, which are others or none in a user namespace."""
+    found = edits.copy()
+    found.pop("additionalGids", None)
+    found["deviceNodes"] = [node.copy() for node in edits.get("deviceNodes") or ()]
+    for node in found["deviceNodes"]:
+        node.pop("gid", None)
+    return found
+
+
+def _device_rules(document: OciConfig) -> list[dict[str, Any]]:
+    resources = (document.get("linux") or {}).get("resources") or {}
+    return resources.get("devices") or []
+
+
+def _drop_repeated(rules: list[dict[str, Any]], there: int) -> None:
+    """Take those behind the first *there* of *rules* away that would change nothing.
+
+    That is one which is among these, if none behind it denies anything.
+    """
+    last_denial = max((i for i in range(there) if not rules[i].get("allow")), default=-1)
+    in_force = rules[last_denial + 1 : there]
+    rules[there:] = [rule for rule in rules[there:] if rule not in in_force]
+
+
+def _lost_on_reload(edits: Edits, document: OciConfig) -> list[str]:
+    """Return the nodes whose device rules systemd would not find again.
+
+    It knows a device by its link in /dev/char only, and NVIDIA's have none in /sys/dev/char.
+    """
+    # The form of systemd's cgroups is SLICE:PREFIX:NAME.
+    if str((document.get("linux") or {}).get("cgroupsPath")).count(":") != 2:
+        return []
+    numbers = {
+        node["path"]: f"char/{node['major']}:{node.get('minor', 0)}"
+        for node in edits.get("deviceNodes") or ()
+        if node["type"] == "c"
+    }
+    return [
+        path
+        for path, name in numbers.items()
+        if not (os.path.lexists(f"/dev/{name}") or os.path.lexists(f"/sys/dev/{name}"))
+    ]
+
+
+def _prestart_hooks(document: OciConfig) -> Sequence[dict[str, Any]]:
+    return (document.get("hooks") or {}).get("prestart") or ()
+
+
+def _engine_hooks(document: OciConfig) -> list[int]:
+    """Return the indices of prestart hooks that would inject devices by themselves."""
+    return [
+        i
+        for i, hook in enumerate(_prestart_hooks(document))
+        if posixpath.basename(str(hook.get("path"))) in parse.ENGINE_HOOKS
+    ]
+
+
+def _prestart(document: OciConfig, host: Host) -> dict[str, Any] | None:
+    """Return the hook that mounts the driver's files in the legacy mode, None if it is there."""
+    path = host.program(hook_programs.PRESTART_HOOK)
+    # The operator can give it any name.
+    if any(hook.get("path") == path for hook in _prestart_hooks(document)):
+        return None
+    return {
+        "path": path,
+        "args": [posixpath.basename(path), "prestart"],
+        "env": list(_HOOK_ENV),
+    }

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the start path asks of the full interpreter: JSON on stdin, JSON on stdout.
+
+Run as `python -m gpuruntime.slowpath_server QUESTION [SECONDS]` by gpuruntime/slowpath.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from cdi import yamlio
+from cdi.errors import CdiError
+from gpuruntime import probes
+from gpuruntime.configfile.compilation import compile_file
+from gpuruntime.discover import fingerprint, inventory
+from gpuruntime.errors import ConfigError, GpuRuntimeError
+from gpuruntime.slowpath import DEADLINE_S
+from gpuruntime.snapshots import inventory_json
+
+MODPROBE = "usr/bin/nvidia-modprobe"
+
+
+def config(path: str) -> dict[str, object]:
+    """Return the values of the config file *path* and what to warn of, or an error and hint."""
+    try:
+        values, warnings = compile_file(path)
+    except ConfigError as error:
+        return {"error": error.message, "hint": error.hint}
+    return {"values": values, "warnings": warnings}
+
+
+def yaml(texts: dict[str, str]) -> dict[str, object]:
+    """Return path → {"document": …} or {"error": text, "category": word} for each of *texts*."""
+    return {
+        path: {"error": found.message, "category": found.category}
+        if isinstance(found, CdiError)
+        else {"document": found}
+        for path, found in yamlio.decode_all(texts).items()
+    }
+
+
+def discover(argument: dict[str, float | str]) -> dict[str, object]:
+    """Return {"inventory", "state"} of the machine below the driver root, or {"error", "state"}.
+
+    The state is that from before: what changes meanwhile is noticed by the next who looks.
+    """
+    root = str(argument["driver root"])
+    state: probes.State | None = None
+    try:
+        # A driver root may have files alone.
+        dev_root = root if os.path.exists(os.path.join(root, "dev/nvidiactl")) else "/"
+        state = probes.read(fingerprint.plan(root, dev_root, environment=False))
+        found = inventory.discover(
+            root,
+            dev_root,
+            strict=False,
+            environment=False,
+            deadline_s=float(argument["deadline_s"]),
+        )
+    except GpuRuntimeError as error:
+        failure = {
+            "class": type(error).__name__,
+            "message": error.message,
+            "hint": error.hint,
+        }
+        return {"error": failure, "state": state}
+    return {"inventory": inventory_json.encode(found), "state": state}
+
+
+def make_nodes(argument: dict[str, Any]) -> bool:
+    """Have the driver load its modules and make their nodes; tell whether it could.
+
+    Also the nodes of GPUs of the "minors". What it makes is looked at by whoever asked.
+    """
+    program = os.path.join(argument["driver root"], MODPROBE)
+    minors = sorted({0, *map(int, argument["minors"])})
+    if not os.access(program, os.X_OK):
+        return False
+    # It is the host's own program, of a root that the operator named.
+    subprocess.run(
+        [program, "-u", *(word for minor in minors for word in ("-c", str(minor)))],
+        check=False,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+    )
+    return True
+
+
+QUESTIONS: dict[str, Callable[[Any], object]] = {
+    "config": config,
+    "yaml": yaml,
+    "discover": discover,
+    "make-nodes": make_nodes,
+}
+
+
+def main() -> None:
+    """Answer the question named on the command line."""
+    question, seconds = (*sys.argv[1:], str(DEADLINE_S))[:2]
+    # One that is asked of the driver ends before, by its own deadline, and says so.
+    signal.setitimer(signal.ITIMER_REAL, float(seconds) + 1)
+    # Descriptors of the engine that lack O_CLOEXEC are not for this process.
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    argument = json.load(sys.stdin)
+    json.dump(QUESTIONS[question](argument), sys.stdout, default=str)
+
+
+if __name__ == "__main__":
+    main()

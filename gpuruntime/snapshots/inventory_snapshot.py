@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The inventory of the machine: read from a snapshot that still fits, else discovered, once.
+
+On the start path. The snapshot holds the state of the host that it was made from, and counts while
+that is the same (gpuruntime/probes.py). Whoever finds it unfit holds the lock while the driver
+is asked; the others wait for the answer, no longer than the driver has, and a failure is theirs
+as well.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+
+from cdi import strictjson
+from gpuruntime import errors, probes, slowpath
+from gpuruntime.errors import DriverError, GpuRuntimeError
+from gpuruntime.record import Record
+from gpuruntime.snapshots import inventory_json, storage
+from gpuruntime.trusted_files import may_trust
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from gpuruntime.config import Config
+    from gpuruntime.model import Inventory
+    from gpuruntime.probes import State
+
+SNAPSHOT = "inventory.json"
+FAILURE = "inventory.failure"
+LOCK = "inventory.lock"
+FORMAT = 1
+# So long a failure is remembered: a storm of creates is not to ask a dead driver one by one.
+FAILURE_S = 5
+_MAX_BYTES = 16 << 20
+_STEP_S = 0.01
+
+
+class Found(Record):
+    """An *inventory*, whether the driver was asked for it just now, and the host's *state*.
+
+    The state is None where nothing can be kept.
+    """
+
+    __slots__ = ("inventory", "is_fresh", "state")
+
+    def __init__(self, inventory: Inventory, *, is_fresh: bool, state: State | None) -> None:
+        self.inventory = inventory
+        self.is_fresh = is_fresh
+        self.state = state
+
+
+def of_machine(config: Config, cli_python: str, *, fresh: bool) -> Found:
+    """Return the inventory of this machine as *config* has it; see `InventorySnapshot.get`.
+
+    Discovery is a child with the interpreter *cli_python*.
+    """
+    deadline_s = config["discovery-timeout"]
+    root = config.driver_root or "/"
+    question = {"driver root": root, "deadline_s": deadline_s}
+    cache = InventorySnapshot(
+        root, lambda: slowpath.ask(cli_python, "discover", question, deadline_s), deadline_s
+    )
+    return cache.get(fresh=fresh or config["health"] == "nvml")
+
+
+class InventorySnapshot:
+    """The snapshot of the inventory below *driver_root*, in *directory*.
+
+    *discover* is called when none fits: it returns an answer of gpuruntime.slowpath_server, or
+    raises GpuRuntimeError. *deadline_s* is how long that may take, and how long others wait.
+    """
+
+    def __init__(
+        self,
+        driver_root: str,
+        discover: Callable[[], Any],
+        deadline_s: float,
+        directory: str = storage.RUN_DIRECTORY,
+    ) -> None:
+        self._driver_root = driver_root
+        self._discover = discover
+        self._deadline_s = deadline_s
+        self._directory = directory
+
+    def read(self) -> Found | None:
+        """Return the inventory of the snapshot, None if there is none that fits the host."""
+        found = self._load(SNAPSHOT)
+        return None if found is None else self._fitting(found)
+
+    def get(self, *, fresh: bool = False) -> Found:
+        """Return the inventory; with *fresh* the driver is asked for it after this call began.
+
+        Raises the error of the discovery.
+        """
+        began = _now()
+        before = self._load(SNAPSHOT)
+        if before is not None and not fresh:
+            found = self._fitting(before)
+            if found is not None:
+                return found
+        self._raise_failure()
+        lock = self._open_lock()
+        if lock is None:
+            # Nowhere to keep anything: an engine without root.
+            return Found(inventory_of(self._discover()), is_fresh=True, state=None)
+        try:
+            self._wait(lock)
+            after = self._load(SNAPSHOT)
+            if after is not None and after != before:
+                found = self._fitting(after, began)
+                if found is not None and (found.is_fresh or not fresh):
+                    return found
+            self._raise_failure()
+            return self._discovered()
+        finally:
+            # Its end is the end of the lock.
+            os.close(lock)
+
+    def _fitting(self, snapshot: dict[str, Any], began: float | None = None) -> Found | None:
+        """Return what *snapshot* has if it fits the host; it is fresh if made since *began*."""
+        try:
+            state = snapshot["state"]
+            if probes.changed(state):
+                return None
+            return Found(
+                inventory_json.decode(snapshot["inventory"]),
+                is_fresh=began is not None and snapshot["asked"] >= began,
+                state=state,
+            )
+        except (KeyError, ValueError, TypeError):
+            return None
+
+    def _discovered(self) -> Found:
+        asked = _now()
+        try:
+            answer = self._discover()
+        except GpuRuntimeError as error:
+            failure = {
+                "class": type(error).__name__,
+                "message": error.message,
+                "hint": error.hint,
+            }
+            answer = {"error": failure, "state": None}
+        if "error" in answer:
+            self._store(FAILURE, {**answer, "at": _now()})
+            raise _error(answer["error"])
+        # Each discovery makes another file of it, also of the same facts.
+        self._store(SNAPSHOT, {**answer, "asked": asked, "made": os.urandom(8).hex()})
+        inventory = inventory_json.decode(answer["inventory"])
+        return Found(inventory, is_fresh=True, state=answer["state"])
+
+    def _raise_failure(self) -> None:
+        """Raise the error of a discovery that failed a moment ago, on a host as it is now."""
+        failure = self._load(FAILURE)
+        if failure is None:
+            return
+        try:
+            age = _now() - failure["at"]
+            state = failure["state"]
+            when = f" ({age:.1f} s ago; tried again after {FAILURE_S} s)"
+            error = _error(failure["error"], when)
+        except (KeyError, TypeError, AttributeError):
+            # Not what we write there.
+            return
+        if 0 <= age < FAILURE_S and (state is None or not probes.changed(state)):
+            raise error
+
+    def _wait(self, lock: int) -> None:
+        """Wait for *lock* as long as the driver may take; raise DriverError."""
+        end = time.monotonic() + self._deadline_s
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.EINTR):
+                    raise
+            else:
+                return
+            if time.monotonic() >= end:
+                raise DriverError(
+                    f"the driver did not answer in {self._deadline_s:g} s "
+                    "to another container that is being created",
+                    'look for NVRM and Xid lines in "dmesg"',
+                )
+            time.sleep(_STEP_S)
+
+    def _open_lock(self) -> int | None:
+        try:
+            storage.make_directory(self._directory)
+            if not may_trust(os.stat(self._directory)):
+                return None
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            return os.open(f"{self._directory}/{LOCK}", flags, 0o600)
+        except OSError:
+            return None
+
+    def _load(self, name: str) -> dict[str, Any] | None:
+        """Return the content of the file *name*, if it is ours, of this version and this root."""
+        found = storage.read_object(self._directory, name, _MAX_BYTES)
+        if found is None or found.get("format") != FORMAT:
+            return None
+        return found if found.get("driver root") == self._driver_root else None
+
+    def _store(self, name: str, content: dict[str, Any]) -> None:
+        """Put *content* into the file *name*; without it, the next create asks again."""
+        document = {"format": FORMAT, "driver root": self._driver_root, **content}
+        storage.replace(self._directory, name, strictjson.dumps(document).encode())
+
+
+def _now() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def inventory_of(answer: dict[str, Any]) -> Inventory:
+    """Return the inventory in an *answer* of slowpath_server; raise the error if it is one."""
+    if "error" in answer:
+        raise _error(answer["error"])
+    return inventory_json.decode(answer["inventory"])
+
+
+def _error(failure: dict[str, Any], when: str = "") -> GpuRuntimeError:
+    """Return the error that *failure* describes."""
+    kind = getattr(errors, failure["class"])
+    found: GpuRuntimeError = kind(failure["message"] + when, failure["hint"])
+    return found

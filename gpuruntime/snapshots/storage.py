@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files below /run/gpuruntime: read only if they can be trusted, replaced atomically.
+
+On the start path. Every file there only saves time: a create that cannot read or write one does
+the work again.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from cdi import strictjson
+from gpuruntime.trusted_files import may_trust
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+RUN_DIRECTORY = "/run/gpuruntime"
+
+
+def make_directory(path: str) -> None:
+    """Make the directory *path* for what we keep, if there is none; raise OSError."""
+    try:
+        # Not even for a moment may others put something there.
+        os.mkdir(path, 0o755)
+    except FileExistsError:
+        return
+    # Whatever the engine's umask is: a rootless engine reads what is in it, too.
+    os.chmod(path, 0o755)  # noqa: S103 (a directory without secrets)
+
+
+def read_object(directory: str, name: str, max_bytes: int) -> dict[str, Any] | None:
+    """Return the JSON object in the file *name* of *directory*, None if there is none to trust."""
+    try:
+        found = strictjson.loads(read_trusted(directory, name, max_bytes))
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def read_trusted(directory: str, name: str, max_bytes: int) -> bytes:
+    """Return the bytes of the file *name* of *directory*, none if there is none to trust."""
+    try:
+        fd = os.open(
+            f"{directory}/{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        )
+    except OSError:
+        return b""
+    try:
+        status = os.fstat(fd)
+        if not (
+            stat.S_ISREG(status.st_mode)
+            and may_trust(status)
+            and may_trust(os.stat(directory))
+            and status.st_size <= max_bytes
+        ):
+            return b""
+        return os.read(fd, status.st_size)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+
+
+def replace(directory: str, name: str, data: bytes, mode: int = 0o644) -> None:
+    """Put *data* into the file *name* of *directory*, or leave it as it is.
+
+    Everyone may read it, unless *mode* says otherwise. What is kept there saves time; where it
+    cannot be kept, the next create does without.
+    """
+    temporary = f"{directory}/.{name}.{os.urandom(8).hex()}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        make_directory(directory)
+        if not may_trust(os.stat(directory)):
+            return
+        fd = os.open(temporary, flags, 0o600)
+    except OSError:
+        return
+    try:
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fchmod(fd, mode)
+        finally:
+            os.close(fd)
+        os.rename(temporary, f"{directory}/{name}")
+    except OSError:
+        try:
+            os.unlink(temporary)
+        except OSError:
+            # Somebody has taken it away, or the whole directory.
+            return
