@@ -320,7 +320,7 @@ def test_a_start_path_without_bytecode_is_not_installed(tmp_path: Path) -> None:
     python.chmod(0o755)
     status, errors = make("install", tmp_path / "root", f"START_PYTHON={python}")
     assert status != 0
-    assert re.search(r"without bytecode: .*/gpuruntime/shim\.py", errors)
+    assert re.search(r"without bytecode: .*/gpuruntime/shim/main\.py", errors)
     assert "install: the start path is not complete\n" in errors
     assert not (tmp_path / "root").exists()
 
