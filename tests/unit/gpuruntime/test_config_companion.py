@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ def create(tmp_path: Path) -> str:
 
 def called(create: str) -> str:
     """Return what the recording runtime says of *create*."""
-    return f"runtime {create.partition('runtime')[2].strip(chr(39)).strip()}\n".replace("'", "")
+    return f"runtime {' '.join(shlex.split(create)[1:])}\n"
 
 
 @system
