@@ -21,7 +21,7 @@ from pathlib import Path
 BIN = Path(__file__).parents[2] / ".venv" / "bin"
 RUNTIME = str(BIN / "gpu-container-runtime")
 SPEC = Path("/etc/cdi/nvidia.json")
-DEADLINE_S = 8
+DEADLINE_S = 30
 STANDARD_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin")
 
 

@@ -64,7 +64,7 @@ def test_bad_input_is_one_line_and_a_hint(
     if name != "runc_of_another_machine":
         assert seen["untouched"]
     assert seen["left"] in (["config.json"], [])
-    assert seen["seconds"] < 5
+    assert seen["seconds"] < 20
 
 
 @pytest.mark.parametrize("name", [case.__name__ for case in bad_input.WORKING])

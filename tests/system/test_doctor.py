@@ -711,7 +711,7 @@ def test_a_check_fails_alone(host: Host) -> None:
     }
     began = time.monotonic()
     findings = run.run(checks, Machine(str(host.path)), 1.0)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     assert [(item.check, item.status) for item in findings] == [
         ("first", "ok"),
         ("raises", "fail"),
@@ -722,7 +722,7 @@ def test_a_check_fails_alone(host: Host) -> None:
     assert "this is a bug: ValueError" in findings[1].what
     assert findings[2].what.startswith("no answer in 1 s")
     child = int((host.path / "child").read_text())
-    end = time.monotonic() + 5
+    end = time.monotonic() + 30
     while is_running(child):
         assert time.monotonic() < end
         time.sleep(0.05)

@@ -293,7 +293,7 @@ try:
     discover("/", "/", deadline_s=1.0)
 except DriverError as error:
     print(error.lines())
-    print(time.monotonic() - start < 5)
+    print(time.monotonic() - start < 15)
 """
     done = on_host(f"'{sys.executable}' -c '{script}'", "--fault", "init-hangs")
     assert done.returncode == 0, done.stderr

@@ -288,7 +288,7 @@ def test_time_01_a_state_without_an_end(bundle: Path) -> None:
     try:
         start = time.monotonic()
         done = call(bundle, HOOK, "--deadline=1", *WORDS, input=None, stdin=reading)
-        assert 0.9 < time.monotonic() - start < 2
+        assert 0.9 < time.monotonic() - start < 9
     finally:
         os.close(reading)
         os.close(writing)
@@ -317,7 +317,7 @@ silent_fuse.main()
     )  # fmt: skip
     status, seconds, said = json.loads(done.stdout)
     assert status == 1
-    assert 0.9 < seconds < 2
+    assert 0.9 < seconds < 9
     assert "was not done in 1 s" in said
 
 
@@ -355,7 +355,7 @@ def test_time_01_the_process_tree_ends_with_the_hook(bundle: Path) -> None:
     """All of it, a second after the deadline."""
     done, helper, seconds = end_deaf_work(bundle, "")
     assert done.returncode == 1
-    assert 0.9 < seconds < 2
+    assert 0.9 < seconds < 9
     assert "was not done in 1 s" in done.stderr
     try:
         wait_until_gone([helper])
@@ -413,8 +413,8 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_until_gone(pids: list[int]) -> None:
-    """Wait a second at most."""
-    end = time.monotonic() + 1
+    """Wait until none of *pids* lives, not for ever."""
+    end = time.monotonic() + 30
     while any(map(is_alive, pids)):
         assert time.monotonic() < end, pids
         time.sleep(0.005)
@@ -478,7 +478,7 @@ def test_env_14_a_full_stderr_holds_nothing(bundle: Path, words: tuple[str, ...]
     try:
         start = time.monotonic()
         done = call(bundle, HOOK, *words, capture_output=False, stderr=writing)
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 9
     finally:
         os.close(reading)
         os.close(writing)
@@ -645,11 +645,17 @@ def test_time_02_killed_at_any_moment(bundle: Path) -> None:
     words = (*WORDS, "--mask-params", f"--container-spec={bundle}/state.json")
     command = ["unshare", "-m", "--propagation", "private", "sh", "-c", KILLED, "sh", HOOK, *words]
     before = mounts_of_host()
-    # The first one has everything to read from the disk.
-    for _ in range(2):
+
+    def run_whole() -> float:
         start = time.monotonic()
-        assert call(bundle, *command).returncode == 0
-        usual = time.monotonic() - start
+        done = call(bundle, *command)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert_done(root)
+        return time.monotonic() - start
+
+    # The first one has everything to read from the disk.
+    run_whole()
+    usual = run_whole()
     chance = random.Random(6)
     ended = 0
     for _ in range(KILLS):
@@ -666,14 +672,13 @@ def test_time_02_killed_at_any_moment(bundle: Path) -> None:
             except ProcessLookupError:
                 pass
             ended += hook.wait(PATIENCE_S) != 0
-        end = time.monotonic() + 1
+        end = time.monotonic() + 30
         while processes_of(bundle):
             assert time.monotonic() < end
             time.sleep(0.005)
         assert mounts_of_host() == before
-        done = call(bundle, *command)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert_done(root)
+        # As long as it takes now: the machine may be busier than before, or less.
+        usual = run_whole()
     assert ended > KILLS // 2
 
 

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import json
-import time
 
+import costs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,10 +78,8 @@ def test_an_alias_bomb_is_refused_at_once() -> None:
     """A kilobyte that would be a gigabyte as JSON."""
     lines = ["a0: &a0 [x,x,x,x,x,x,x,x,x,x]"]
     lines += [f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 100)}]" for i in range(1, 12)]
-    start = time.monotonic()
-    with pytest.raises(CdiError, match="aliases"):
+    with costs.at_most(5), pytest.raises(CdiError, match="aliases"):
         yamlio.decode("\n".join(lines))
-    assert time.monotonic() - start < 5
 
 
 def test_only_the_first_document_counts() -> None:

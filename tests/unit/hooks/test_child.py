@@ -46,7 +46,7 @@ os.dup2 = lambda fd, new, *rest: new if new == 1 else real(fd, new, *rest)
 """
 
 
-def start(work: Path, weak: str = "") -> tuple[float, str]:
+def start(work: Path, weak: str = "", patience: float = 15) -> tuple[float, str]:
     """Return after how long the caller's pipes had an end, and what was said."""
     (work / "rootfs").mkdir()
     (work / "config.json").write_text('{"root": {"path": "rootfs"}}')
@@ -58,7 +58,7 @@ def start(work: Path, weak: str = "") -> tuple[float, str]:
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     ) as hook:  # fmt: skip
         try:
-            said, _ = hook.communicate(json.dumps({"bundle": str(work)}), timeout=5)
+            said, _ = hook.communicate(json.dumps({"bundle": str(work)}), timeout=patience)
         except subprocess.TimeoutExpired:
             said = ""
         seconds = time.monotonic() - start
@@ -70,7 +70,7 @@ def start(work: Path, weak: str = "") -> tuple[float, str]:
 def test_the_caller_waits_for_no_child(tmp_path: Path) -> None:
     """It reads until nobody holds its pipes any more, as runtimes do."""
     seconds, said = start(tmp_path)
-    assert 0.9 < seconds < 4
+    assert 0.9 < seconds < 14
     assert "was not done in 1 s" in said
     held = {path.name: os.readlink(path) for path in (tmp_path / "rootfs").iterdir()}
     assert held["1"] == "/dev/null"
@@ -81,6 +81,6 @@ def test_the_caller_waits_for_no_child(tmp_path: Path) -> None:
 
 def test_control_a_child_that_holds_standard_output(tmp_path: Path) -> None:
     """The weak hook ends in time as well, and the caller waits on."""
-    seconds, said = start(tmp_path, KEEPS)
+    seconds, said = start(tmp_path, KEEPS, patience=5)
     assert seconds > 4.9
     assert said == ""

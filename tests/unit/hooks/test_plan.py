@@ -260,4 +260,4 @@ def test_time_01_the_hook_ends_itself() -> None:
         text = hook.stderr.read()
         assert hook.wait() == 1
     assert b"was not done in 10 s" in text
-    assert time.monotonic() - start < 12
+    assert time.monotonic() - start < 60

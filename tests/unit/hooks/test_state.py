@@ -95,7 +95,7 @@ def test_a_writer_without_an_end_is_refused_at_once(command: tuple[str, ...]) ->
     finally:
         os.close(zero)
     assert_refused(done, "the state on standard input has over 1048576 bytes")
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 9
 
 
 @COMMANDS
@@ -110,7 +110,7 @@ def test_a_writer_who_does_not_close_is_refused_in_time(
         os.write(writing, data)
         python = (START_PYTHON, "-I", "-S", "-B", "-c", IN_A_SECOND)
         done = call(*python, *command, stdin=reading)
-        assert 0.9 < time.monotonic() - start < 5
+        assert 0.9 < time.monotonic() - start < 9
     finally:
         os.close(reading)
         os.close(writing)
