@@ -13,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find cdi gpuruntime hooks -name '*.py')
 
-.PHONY: help setup packages needs-root demo test test-all lint unit conformance perf bench fuzz races mutants \
+.PHONY: help setup packages needs-root demo test test-all lint style types imports prepared unit conformance perf bench fuzz races mutants \
   test-newer-engines test-switch clean driver-root install uninstall deb test-install \
   bundle wheel release
 
@@ -58,17 +58,33 @@ needs-root:
 demo: needs-root setup ## two of eight GPUs in a real container, through us
 	@$(BIN)/python tests/demo/demo.py
 
-lint: setup ## ruff, mypy strict, import contracts
+lint: style types imports ## ruff, mypy strict, import contracts
+
+style: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+
+types: setup
 	@$(BIN)/mypy
+
+imports: setup
 	@$(BIN)/lint-imports --config pyproject.toml
 
-test: lint ## lint and every test that can run here
-	@$(BIN)/python -m pytest
+# What tests share; without it they make it themselves.
+prepared: setup
+	@$(BIN)/python tests/prepare.py
 
-test-all: lint ## the same with every combination of runtime, namespace, system call and environment
-	@GPURUNTIME_TEST_ALL=1 $(BIN)/python -m pytest
+# Lint and what tests share at once, then a worker more than cores, because many tests wait. A worker has all
+# tests of a file, and first those that take long (tests/conftest.py).
+CORES := $(shell nproc)
+RUN_TESTS = $(MAKE) --no-print-directory -j$(CORES) --output-sync=target lint prepared && \
+  $(BIN)/python -m pytest -n $(or $(WORKERS),$(shell expr $(CORES) + 1)) --dist loadfile --no-loadscope-reorder --durations=10
+
+test: setup ## lint and every test that can run here, WORKERS=N at a time
+	@$(RUN_TESTS)
+
+test-all: setup ## the same with every combination of runtime, namespace, system call and environment
+	@export GPURUNTIME_TEST_ALL=1; $(RUN_TESTS)
 
 unit: setup ## the tests that need neither root nor containers
 	@$(BIN)/python -m pytest -m 'not system and not engine'

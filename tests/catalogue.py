@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import pytest
 
@@ -128,7 +128,6 @@ _BY_TEST: dict[str, set[str]] = {}
 for _id, _names in TESTS.items():
     for _name in _names:
         _BY_TEST.setdefault(_name, set()).add(_id)
-found: dict[str, set[str]] = {}
 
 
 def ids_in(name: str, text: str = "") -> set[str]:
@@ -156,23 +155,34 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Note each test's ids."""
-    found.update({item.nodeid: ids_of(item) for item in items})
+    """Refuse an id that there is not."""
+    for item in items:
+        ids_of(item)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note the test's ids in each report."""
+    report = yield
+    report.catalogue = sorted(ids_of(item))
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the ids with pass, or why not."""
-    if not any(found.values()):
-        return
     counts: dict[str, Counter[str]] = {name: Counter() for name in IDS}
     skipped: dict[str, str] = {}
     for category in ("passed", "failed", "error", "skipped"):
         for report in terminalreporter.stats.get(category, ()):
-            for name in found.get(getattr(report, "nodeid", ""), ()):
+            for name in getattr(report, "catalogue", ()):
                 outcome = "failed" if category in ("failed", "error") else category
                 counts[name][outcome] += 1
                 if category == "skipped":
                     skipped[name] = str(report.longrepr[-1])
+    if not any(counts.values()):
+        return
     terminalreporter.section("attack catalogue")
     is_whole = terminalreporter.config.args_source is pytest.Config.ArgsSource.TESTPATHS
     for line in lines(counts, skipped, IDS if is_whole else [n for n in IDS if counts[n]]):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiers: one that cannot run here is skipped by name, or fails where it was promised.
 
+Root's tests run apart from the machine (simhost/isolated.py): each worker of `-n`, or all.
+
 `GPURUNTIME_TEST_REQUIRE=system,engine` promises those two. The summary counts each tier's tests,
 and shows what tests have measured: their properties of the name "summary".
 A tier's marker may name the programs that the test needs: `@pytest.mark.engine("podman")`.
@@ -9,13 +11,16 @@ A tier's marker may name the programs that the test needs: `@pytest.mark.engine(
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
-import subprocess
+import sys
 from collections import Counter
+from collections.abc import Generator, Sequence
 from pathlib import Path
+from typing import Any
 
+import prepare
 import pytest
-from watched import build as watched
 
 REQUIRE = "GPURUNTIME_TEST_REQUIRE"
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
@@ -30,21 +35,73 @@ OUTCOMES = {"passed": "passed", "failed": "failed", "error": "failed", "skipped"
 
 pytest.register_assert_rewrite("containers.seen", "containers.labspec")
 pytest_plugins = ("catalogue",)
-tier_by_test: dict[str, str] = {}
 KEPT = Path("/run/gpuruntime")
+ISOLATED = Path(__file__).parent / "simhost" / "isolated.py"
+# In the environment of what is started by that.
+MARK = "GPURUNTIME_TEST_ISOLATED"
+CAP_SYS_ADMIN = 21
 there = pytest.StashKey[list[str]]()
+left = pytest.StashKey[list[str]]()
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Have each worker of `-n` started apart, where there is xdist."""
+    if pluginmanager.hasplugin("xdist"):
+        pluginmanager.register(Workers())
+
+
+class Workers:
+    """How xdist starts its workers, and what they tell."""
+
+    def pytest_xdist_setupnodes(self, specs: Sequence[Any]) -> None:
+        """Have *specs* start their interpreter where it is alone."""
+        if may_isolate():
+            for spec in specs:
+                spec.python = shlex.join([sys.executable, str(ISOLATED), sys.executable])
+
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Keep what a worker has found left by its tests."""
+        node.config.stash[left] += getattr(node, "workeroutput", {}).get("left", [])
+
+
+def may_isolate() -> bool:
+    """Return whether tests can and shall be started apart from the machine."""
+    if os.geteuid() != 0 or MARK in os.environ:
+        return False
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (effective,) = (line.split()[1] for line in lines if line.startswith("CapEff:"))
+    return bool(int(effective, 16) >> CAP_SYS_ADMIN & 1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Start again apart from the machine, unless there are workers to do that."""
+    option = config.option
+    if option.collectonly or hasattr(config, "workerinput") or not may_isolate():
+        return
+    make_shared()
+    if getattr(option, "tx", None) or getattr(option, "numprocesses", None):
+        return
+    capture = config.pluginmanager.getplugin("capturemanager")
+    capture.suspend_global_capture(in_=True)
+    again = [sys.executable, "-m", "pytest", *map(str, config.invocation_params.args)]
+    os.execv(sys.executable, [sys.executable, str(ISOLATED), *again])
+
+
+def make_shared() -> None:
+    """Have what tests share; tests that need what cannot be made say so again."""
+    for make in (prepare.launcher, prepare.driver, prepare.wheels):
+        try:
+            make()
+        except (prepare.PrepareError, FileNotFoundError) as error:
+            print(f"prepare: {error}", file=sys.stderr)
 
 
 def pytest_configure() -> None:
-    """Refuse a promise of a tier that does not exist; have the launcher that tests watch."""
+    """Refuse a promise of a tier that does not exist."""
     unknown = required() - set(PRIVILEGED)
     if unknown:
         raise pytest.UsageError(f"{REQUIRE}: no tier {', '.join(sorted(unknown))}")
-    if os.geteuid() == 0 and shutil.which("gcc"):
-        try:
-            watched.build()
-        except subprocess.CalledProcessError as error:
-            raise pytest.UsageError(f"the watched launcher: {error.stderr}") from error
 
 
 def kept_by_us() -> list[str]:
@@ -55,13 +112,17 @@ def kept_by_us() -> list[str]:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Note what is there already."""
     session.config.stash[there] = kept_by_us()
+    session.config.stash[left] = []
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a run that has left something where only an installed program may."""
-    left = [path for path in kept_by_us() if path not in session.config.stash[there]]
-    session.config.stash[there] = left
-    if left:
+    stash = session.config.stash
+    stash[left] += [path for path in kept_by_us() if path not in stash[there]]
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left"] = stash[left]
+    elif stash[left]:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -70,11 +131,27 @@ def required() -> set[str]:
     return {word.strip() for word in os.environ.get(REQUIRE, "").split(",") if word.strip()}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Note each test's tier."""
-    for item in items:
-        found = [tier for tier in TIERS if item.get_closest_marker(tier)]
-        tier_by_test[item.nodeid] = found[-1] if found else "unit"
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Have workers begin with files that take long: at the end, short ones fill the gaps."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: -TIERS.index(tier_of(item)))
+
+
+def tier_of(item: pytest.Item) -> str:
+    """Return the tier of a test."""
+    found = [tier for tier in TIERS if item.get_closest_marker(tier)]
+    return found[-1] if found else "unit"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note the test's tier in each report: the reports of workers are all that comes of them."""
+    report = yield
+    report.tier = tier_of(item)
+    return report
 
 
 def why_not(item: pytest.Item) -> str | None:
@@ -98,7 +175,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     reason = why_not(item)
     if reason is None:
         return
-    if tier_by_test[item.nodeid] in required():
+    if tier_of(item) in required():
         pytest.fail(f"{reason}, and {REQUIRE} promises it", pytrace=False)
     pytest.skip(reason)
 
@@ -108,10 +185,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     counts: Counter[tuple[str, str]] = Counter()
     for category, outcome in OUTCOMES.items():
         for report in terminalreporter.stats.get(category, []):
-            tier = tier_by_test.get(report.nodeid)
+            tier = getattr(report, "tier", None)
             if tier is not None:
                 counts[tier, outcome] += 1
-    for path in terminalreporter.config.stash[there]:
+    for path in terminalreporter.config.stash[left]:
         terminalreporter.write_line(f"left on this machine by a test: {path}", red=True)
     terminalreporter.section("tiers")
     for tier in TIERS:

@@ -14,7 +14,9 @@ from pathlib import Path
 
 TREE = Path(__file__).resolve().parents[2]
 # Made by tests and by setup, by the content of what it is made of: of use for any copy.
-SHARED = ("build/cache", "build/driver-root", "build/newer-engines", "build/simhost")
+SHARED = tuple(
+    f"build/{name}" for name in ("cache", "driver-root", "newer-engines", "simhost", "wheels")
+)
 # Of what `make setup` makes, the parts that have the tree's own path in them.
 BUILT = ("build/launcher", ".venv/bin/gpu-container-runtime", ".venv/bin/gpu-cdi-hook")
 

@@ -19,6 +19,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parents[1] / "build" / "simhost"
+# The driver of a simulated host that is not told another.
+DEFAULT_VERSION = "550.163.01"
 MULTIARCH = f"{platform.machine()}-linux-gnu"
 LIBRARY_DIRECTORY = f"usr/lib/{MULTIARCH}"
 CFLAGS = ("-O2", "-Wall", "-Wextra", "-Werror")

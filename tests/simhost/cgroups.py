@@ -19,7 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TOP = Path("/sys/fs/cgroup")
-PREFIX = "simhost-"
+SIMHOST = "simhost-"
+# Of the place that a run of the tests has to itself (isolated.py).
+TESTS = "gpuruntime-tests-"
+# In version 2, where a host's first processes are: beside the groups of its containers.
+FIRST = "init"
 # How long the last processes of a group may take to die.
 REMOVAL_S = 10.0
 
@@ -34,12 +38,13 @@ class Hierarchy:
     group: Path
 
 
-def hierarchies(mountinfo: str, own_cgroups: str) -> list[Hierarchy]:
+def hierarchies(mountinfo: str, own_cgroups: str, prefix: str) -> list[Hierarchy]:
     """Return the hierarchies mounted, each with the group that the simulated host is to have.
 
-    *mountinfo* and *own_cgroups* are the texts of /proc/self/mountinfo and /proc/self/cgroup.
+    *mountinfo* and *own_cgroups* are the texts of /proc/self/mountinfo and /proc/self/cgroup. The
+    group is called *prefix* and the number of this process.
     """
-    name = f"{PREFIX}{os.getpid()}"
+    name = f"{prefix}{os.getpid()}"
     own: dict[str, str] = {}
     for line in own_cgroups.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -54,7 +59,10 @@ def hierarchies(mountinfo: str, own_cgroups: str) -> list[Hierarchy]:
         words = "" if kind == "cgroup2" else _known(options, own)
         if words not in own:
             continue
-        below = Path(point) / os.path.relpath(own[words], root)
+        path = own[words]
+        if kind == "cgroup2" and os.path.basename(path) == FIRST:
+            path = os.path.dirname(path)
+        below = Path(point) / os.path.relpath(path, root)
         data = f"none,{words}" if words.startswith("name=") else words
         found.append(Hierarchy(Path(point), kind, data, below / name))
     return found
@@ -76,7 +84,8 @@ def make(wanted: list[Hierarchy]) -> list[Hierarchy]:
     """
     usable = []
     for hierarchy in wanted:
-        base = _open(hierarchy.group.parent)
+        # Not the directory: that lock says that the group lives, and this may be one of ours.
+        base = os.open(hierarchy.group.parent / "cgroup.procs", os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(base, fcntl.LOCK_EX)
             _sweep(hierarchy.group.parent)
@@ -111,7 +120,7 @@ def settle(wanted: list[Hierarchy]) -> None:
     for hierarchy in wanted:
         if hierarchy.kind != "cgroup2":
             continue
-        first = hierarchy.point / "init"
+        first = hierarchy.point / FIRST
         first.mkdir()
         (first / "cgroup.procs").write_text("0")
         for controller in (hierarchy.point / "cgroup.controllers").read_text().split():
@@ -149,7 +158,7 @@ def remove(group: Path) -> None:
 def _sweep(base: Path) -> None:
     """Remove the groups below *base* that nobody lives to remove."""
     for entry in os.scandir(base):
-        if not entry.name.startswith(PREFIX) or not entry.is_dir():
+        if not entry.name.startswith((SIMHOST, TESTS)) or not entry.is_dir():
             continue
         group = _open(Path(entry.path))
         try:

@@ -2,8 +2,8 @@
 """The private mount namespace in which this machine looks like a GPU host.
 
 Everything lives on one tmpfs that only this namespace mounts: when the last process in it ends,
-however it ends, the kernel takes all of it away. The machine's own /dev, /run, /etc and /usr are
-read and never written.
+however it ends, the kernel takes all of it away. The machine's own /dev, /etc and /usr are read
+and never written, its /run is not seen.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ MS_PRIVATE = 1 << 18
 MNT_DETACH = 2
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWIPC = 0x08000000
 CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
 PR_SET_PDEATHSIG = 1
 
 # Directories and nodes of which the simulated host has its own, if any.
@@ -102,13 +104,15 @@ def enter(
     cgroups.join(groups)
     unshare(CLONE_NEWNS | CLONE_NEWCGROUP)
     mount("none", "/", "", MS_REC | MS_PRIVATE)
-    _mount_cgroups(groups)
+    mount_cgroups(groups)
     mount("proc", "/proc", "proc")
     mountpoint = BUILD / "mnt"
     mountpoint.mkdir(parents=True, exist_ok=True)
     mount("simhost", mountpoint, "tmpfs", 0, "mode=755")
     _write_state(host, mountpoint)
-    _show_run(mountpoint)
+    own_run()
+    STATE.mkdir()
+    mount(mountpoint, STATE, "", MS_MOVE)
     _show_dev(host)
     _show_proc_and_sys()
     root = _install(driver)
@@ -131,7 +135,7 @@ def _watch_launcher() -> None:
         bind(WATCHED, LAUNCHER)
 
 
-def _mount_cgroups(groups: list[cgroups.Hierarchy]) -> None:
+def mount_cgroups(groups: list[cgroups.Hierarchy]) -> None:
     """Mount the hierarchies so that they start at our groups, on a tmpfs as private as they are.
 
     Engines make directories in that tmpfs too, where a hierarchy has been unmounted.
@@ -156,17 +160,17 @@ def _install(driver: Driver) -> Path:
     if driver.separate:
         root = STATE / "root"
         root.mkdir()
-        _overlay(STATE / "root-layer", [driver.tree], root)
+        overlay(STATE / "root-layer", [driver.tree], root)
         (root / "etc").mkdir(exist_ok=True)
         (root / "etc/ld.so.conf").write_text(f"/{LIBRARY_DIRECTORY}\n")
-        _overlay(STATE / "etc", [Path("/etc")], Path("/etc"))
+        overlay(STATE / "etc", [Path("/etc")], Path("/etc"))
     else:
         root = Path("/")
         for name in ("usr", "etc"):
             lowers = [root / name]
             if (driver.tree / name).is_dir():
                 lowers.insert(0, driver.tree / name)
-            _overlay(STATE / name, lowers, root / name)
+            overlay(STATE / name, lowers, root / name)
         _hide_other_drivers(driver.tree)
     _rebuild_loader_cache(root)
     return root
@@ -208,7 +212,7 @@ def _write_state(host: kernelside.Host, state: Path) -> None:
     kernelside.write_pci_devices(host, state / "pci-devices")
 
 
-def _overlay(layer: Path, lowers: Sequence[Path], target: Path) -> None:
+def overlay(layer: Path, lowers: Sequence[Path], target: Path) -> None:
     """Mount an overlay of *lowers* on *target*, of which writes go to *layer*.
 
     What is mounted below *target* is not part of a lower directory: it is bound again.
@@ -250,17 +254,20 @@ def mounts_below(directory: Path) -> list[Path]:
     return sorted({p for p in found if not any(q in p.parents for q in found)})
 
 
-def _show_run(mountpoint: Path) -> None:
-    """Show a copy of /run that takes writes, and the tmpfs at *mountpoint* in it as STATE."""
-    # A socket does not answer in the lower directory of an overlay: a living systemd's are bound.
-    live = ("systemd", "dbus") if os.path.exists("/run/systemd/private") else ()
-    kept = [(f"/run/{name}", os.open(f"/run/{name}", os.O_PATH)) for name in live]
-    _overlay(mountpoint / "run", [Path("/run")], Path("/run"))
-    for path, descriptor in kept:
-        bind(f"/proc/self/fd/{descriptor}", path)
-        os.close(descriptor)
-    STATE.mkdir(exist_ok=True)
-    mount(mountpoint, STATE, "", MS_MOVE)
+def own_run() -> None:
+    """Mount a /run of this namespace's own: the machine's sockets and states are not seen in it.
+
+    Where the machine keeps its resolv.conf in there, that file stays.
+    """
+    resolver = Path("/etc/resolv.conf").resolve()
+    answers = resolver.read_bytes() if Path("/run") in resolver.parents else None
+    mount("run", "/run", "tmpfs", 0, "mode=755")
+    lock = Path("/run/lock")
+    lock.mkdir()
+    lock.chmod(0o1777)
+    if answers is not None:
+        resolver.parent.mkdir(parents=True, exist_ok=True)
+        resolver.write_bytes(answers)
     if not os.path.samefile("/run", "/var/run"):
         bind("/run", "/var/run")
 
@@ -268,6 +275,13 @@ def _show_run(mountpoint: Path) -> None:
 def _show_dev(host: kernelside.Host) -> None:
     """Mount a /dev with copies of the machine's nodes, without GPU nodes, and with *host*'s."""
     dev = STATE / "dev"
+    copy_dev(dev)
+    kernelside.make_nodes(host, dev)
+    mount(dev, "/dev", "", MS_MOVE)
+
+
+def copy_dev(dev: Path) -> None:
+    """Mount at *dev* a file system with copies of the machine's nodes, without GPU nodes."""
     dev.mkdir()
     mount("simhost-dev", dev, "tmpfs", 0, "mode=755")
     machine = Path("/dev")
@@ -285,8 +299,6 @@ def _show_dev(host: kernelside.Host) -> None:
             mount("shm", target, "tmpfs", 0, "mode=1777")
         else:
             bind(point, target)
-    kernelside.make_nodes(host, dev)
-    mount(dev, machine, "", MS_MOVE)
 
 
 def _copy_nodes(source: Path, target: Path, mounted: Sequence[Path]) -> None:

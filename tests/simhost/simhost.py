@@ -13,12 +13,8 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import select
-import signal
 import sys
-from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
 
 import artefacts
 import cgroups
@@ -26,19 +22,8 @@ import fakeproc
 import fetch_driver
 import kernelside
 import namespace
+import supervisor
 from artefacts import SimhostError
-
-FORWARDED = frozenset(
-    {
-        signal.SIGHUP,
-        signal.SIGINT,
-        signal.SIGQUIT,
-        signal.SIGTERM,
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-    }
-)
-WAITED = FORWARDED | {signal.SIGCHLD}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -62,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     actions = parser.add_subparsers(dest="action", required=True)
     run_parser = actions.add_parser("run", help="run a command on the simulated host")
     run_parser.add_argument("--gpus", type=int, default=8, help="how many GPUs (default 8)")
-    run_parser.add_argument("--version", default="550.163.01", help="driver version")
+    run_parser.add_argument("--version", default=artefacts.DEFAULT_VERSION, help="driver version")
     run_parser.add_argument("--layout", choices=["debian"], default="debian")
     run_parser.add_argument(
         "--fault",
@@ -169,29 +154,15 @@ def run(options: argparse.Namespace) -> int:
         facts=_facts(options),
     )
 
-    # Signals wait to be taken up by the loops below; the command gets its mask back.
-    mask: set[int] = set(signal.pthread_sigmask(signal.SIG_BLOCK, WAITED))
-    mounted = Path("/proc/self/mountinfo").read_text()
-    groups = cgroups.make(cgroups.hierarchies(mounted, Path("/proc/self/cgroup").read_text()))
-    # Reading it blocks while this process lives.
-    life, held = os.pipe()
-    remover = _start_remover(groups, life, held)
-    namespace.unshare(namespace.CLONE_NEWPID)
-    first = os.fork()
-    if first == 0:
-        namespace.die_with_parent(signal.SIGKILL)
-        os.close(held)
-        # The parent may have ended before that.
-        if select.select([life], [], [], 0)[0]:
-            os._exit(1)
-        _first_process(options, host, driver, groups, mask)
-    status = _wait_for(first)
-    os.close(held)
-    # Where it has been killed it may have been waited for already.
-    with suppress(ChildProcessError):
-        if os.waitpid(remover, 0)[1] != 0:
-            print("simhost: could not remove all cgroups", file=sys.stderr)
-    return status
+    def enter(groups: list[cgroups.Hierarchy]) -> dict[str, str]:
+        inside = namespace.enter(host, driver, groups)
+        return {
+            "SIMHOST": "1",
+            "SIMHOST_ROOT": str(inside.root),
+            "SIMHOST_CONF": str(inside.conf),
+        }
+
+    return supervisor.run(options.command, enter, cgroups.SIMHOST)
 
 
 def _of_gpu(option: str, word: str, gpus: int) -> tuple[int, str]:
@@ -223,94 +194,6 @@ def _mig_counts(words: list[str], gpus: int) -> dict[int, int]:
             raise SimhostError(f'--mig "{word}" is not GPU:COUNT, COUNT 0 to 7')
         counts.update(dict.fromkeys(every or (index,), int(value)))
     return counts
-
-
-def _start_remover(groups: list[cgroups.Hierarchy], life: int, held: int) -> int:
-    """Start the process that removes *groups* when all copies of *held* are closed."""
-    pid = os.fork()
-    if pid != 0:
-        return pid
-    try:
-        # Who kills the supervisor's group or closes its terminal does not mean this one.
-        os.setsid()
-        os.close(held)
-        nothing = os.open("/dev/null", os.O_RDWR)
-        for stream in (0, 1, 2):
-            os.dup2(nothing, stream)
-        os.closerange(3, life)
-        os.closerange(life + 1, os.sysconf("SC_OPEN_MAX"))
-        os.chdir("/")
-        os.read(life, 1)
-        for hierarchy in groups:
-            cgroups.remove(hierarchy.group)
-        os._exit(0)
-    finally:
-        os._exit(1)
-
-
-def _first_process(
-    options: argparse.Namespace,
-    host: kernelside.Host,
-    driver: namespace.Driver,
-    groups: list[cgroups.Hierarchy],
-    mask: set[int],
-) -> NoReturn:
-    """Be process 1 of the simulated host: set it up, run the command, end with its status."""
-    try:
-        inside = namespace.enter(host, driver, groups)
-        command = os.fork()
-        if command == 0:
-            _command(options.command, inside, mask)
-        status = _wait_for(command)
-        for hierarchy in groups:
-            cgroups.thaw(hierarchy.point)
-    except (SimhostError, OSError) as error:
-        print(f"simhost: {error}", file=sys.stderr)
-        status = 1
-    # Not sys.exit: what the parent has buffered or registered is the parent's. The end of process
-    # 1 ends all others, and is not complete before they are gone (pid_namespaces(7)).
-    os._exit(status)
-
-
-def _command(command: list[str], inside: namespace.Entered, mask: set[int]) -> NoReturn:
-    # The interpreter ignores these two for itself.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    environment = {
-        **os.environ,
-        "SIMHOST": "1",
-        "SIMHOST_ROOT": str(inside.root),
-        "SIMHOST_CONF": str(inside.conf),
-    }
-    try:
-        os.execvpe(command[0], command, environment)
-    except OSError as error:
-        print(f'simhost: "{command[0]}": {error.strerror}', file=sys.stderr)
-        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
-
-
-def _wait_for(child: int) -> int:
-    """Wait for *child*, passing on signals and reaping orphans, and return its exit status."""
-    while True:
-        info = signal.sigwaitinfo(WAITED)
-        if info.si_signo != signal.SIGCHLD:
-            # A terminal sends its signals to the whole group, and the command has had its own:
-            # only what a process sent (si_code 0 or less) is passed on.
-            if info.si_code <= 0:
-                os.kill(child, info.si_signo)
-            continue
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                break
-            if pid == 0:
-                break
-            if pid == child:
-                code = os.waitstatus_to_exitcode(status)
-                return code if code >= 0 else 128 - code
-    raise AssertionError
 
 
 if __name__ == "__main__":

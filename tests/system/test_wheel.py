@@ -9,17 +9,16 @@ import signal
 import subprocess
 import sys
 import time
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import prepare
 import pytest
 from scenarios.machine import SCENARIOS, run_on_host
 
 TREE = Path(__file__).parents[2]
 RECORDER = TREE / "tests" / "fakes" / "runtime" / "recorder.c"
-PINS = TREE / "requirements" / "runtime.txt"
 ROLES = ("gpu-cdi-hook", "gpu-container-runtime", "gpu-container-runtime-hook")
 HOOK_ENVIRONMENT = [b"LC_ALL=C.UTF-8", b"PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
 # What a module of this name does is done by whoever imports it, as `site` does by itself.
@@ -53,14 +52,7 @@ def venv(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("place") / "venv"
     subprocess.run([sys.executable, "-m", "venv", place], check=True)
     python = place / "bin" / "python"
-    files = TREE / "build" / f"wheel-dependencies-{zlib.crc32(PINS.read_bytes()):x}"
-    if not files.is_dir():
-        fresh = Path(f"{files}.new")
-        shutil.rmtree(fresh, ignore_errors=True)
-        pip(python, "download", "--only-binary", ":all:", "--require-hashes",
-            "-r", PINS, "-d", fresh)  # fmt: skip
-        fresh.rename(files)
-    pip(python, "install", "--no-index", "--find-links", files, wheel)
+    pip(python, "install", "--no-index", "--find-links", prepare.WHEELS, wheel)
     return place
 
 

@@ -20,9 +20,14 @@ def collected() -> dict[str, set[str]]:
     """Return the ids of each test that pytest finds, of those that have any."""
     script = (
         "import json, sys, pytest\n"
-        "status = pytest.main(['--collect-only', '-qq', '-p', 'no:cacheprovider', 'tests'])\n"
-        "import catalogue\n"
-        "found = {k: sorted(v) for k, v in catalogue.found.items() if v}\n"
+        "found = {}\n"
+        "class Ids:\n"
+        "    def pytest_collection_modifyitems(self, items):\n"
+        "        import catalogue\n"
+        "        found.update({i.nodeid: sorted(catalogue.ids_of(i)) for i in items})\n"
+        "words = ['--collect-only', '-qq', '-p', 'no:cacheprovider', 'tests']\n"
+        "status = pytest.main(words, plugins=[Ids()])\n"
+        "found = {k: v for k, v in found.items() if v}\n"
         "sys.stderr.write(json.dumps(found))\n"
         "sys.exit(status)\n"
     )

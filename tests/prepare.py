@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests share and would each have to make: made once, before they are cut off (isolated.py).
+
+As a program: make all of it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+from simhost import artefacts
+from watched import build as watched
+
+TREE = Path(__file__).resolve().parents[1]
+PINS = TREE / "requirements" / "runtime.txt"
+WHEELS = TREE / "build" / "wheels" / f"{zlib.crc32(PINS.read_bytes()):x}"
+START_PYTHON = "/usr/bin/python3"
+
+
+class PrepareError(Exception):
+    """What could not be made, and why: the words of the program that should have made it."""
+
+
+def launcher() -> None:
+    """Have the launcher that tests watch."""
+    try:
+        watched.build()
+    except subprocess.CalledProcessError as error:
+        raise PrepareError(f"the watched launcher: {error.stderr}") from error
+
+
+def driver() -> None:
+    """Have the simulated driver that most simulated hosts have."""
+    try:
+        artefacts.driver_tree(artefacts.DEFAULT_VERSION)
+        artefacts.fakeproc_hook()
+    except artefacts.SimhostError as error:
+        raise PrepareError(str(error)) from error
+
+
+def wheels() -> None:
+    """Have the command line's dependencies, for each Python that the tests install them with."""
+    if WHEELS.is_dir():
+        return
+    fresh = WHEELS.with_name(f"{WHEELS.name}.{os.getpid()}")
+    for python in dict.fromkeys((sys.executable, *_other_python())):
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "pip", "--python", python, "download", "-qq"),
+                *("--disable-pip-version-check", "--only-binary", ":all:", "--require-hashes"),
+                *("-r", str(PINS), "-d", str(fresh)),
+            ],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode != 0:
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise PrepareError(f"dependencies of the command line: {done.stderr.strip()}")
+    try:
+        fresh.rename(WHEELS)
+    except OSError:
+        # Somebody fetched the same at the same time.
+        shutil.rmtree(fresh)
+
+
+def _other_python() -> list[str]:
+    """Return the start path's interpreter if the command line is installed for it too."""
+    if not os.path.exists(START_PYTHON):
+        return []
+    command = [START_PYTHON, "-I", "-S", "-c", "import sys; print(*sys.version_info[:2])"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    version = tuple(map(int, done.stdout.split()))
+    return [START_PYTHON] if version >= (3, 11) and version != sys.version_info[:2] else []
+
+
+def main() -> None:
+    """Make all of it."""
+    try:
+        launcher()
+        driver()
+        wheels()
+    except PrepareError as error:
+        sys.exit(f"prepare: {error}")
+
+
+if __name__ == "__main__":
+    main()
