@@ -314,7 +314,9 @@ class Podman:
     def run(self, devices: str | None, *, plain: bool = False) -> str:
         """Return what the probe prints in a container that asks for *devices*, if not *plain*."""
         words = self.words(None if plain else devices)
-        return self.client("run", "--rm", *words, image.NAME, *image.LOOK).stdout
+        output = self.client("run", "--rm", *words, image.NAME, *image.LOOK).stdout
+        self.settle()
+        return output
 
 
 class RuntimePodman(Podman):
@@ -326,7 +328,9 @@ class RuntimePodman(Podman):
         own = environment(devices, more)[len(USERS) :]
         variables = [word for entry in own for word in ("--env", entry)]
         words = ["--rm", *self.words(None), *variables, image.NAME, *image.LOOK]
-        return self.client("--runtime", runtime, "run", *words).stdout
+        output = self.client("--runtime", runtime, "run", *words).stdout
+        self.settle()
+        return output
 
 
 def make_rootless(engine: Podman) -> None:

@@ -52,7 +52,8 @@ def of_machine() -> Snapshot:
 def differences(before: Snapshot, take: Callable[[], Snapshot], *, lost: bool = True) -> list[str]:
     """Return what differs from *before*, after some time for what ends by itself.
 
-    Without *lost* only what is there and was not: others take away what is theirs.
+    Without *lost* only what is there and was not: others take away what is theirs. A process that
+    has ended is no difference: it may have been about to.
     """
     end = time.monotonic() + SETTLE_S
     while True:
@@ -61,7 +62,7 @@ def differences(before: Snapshot, take: Callable[[], Snapshot], *, lost: bool = 
             f"{what} {sign} {item[:200]}"
             for what in before
             for sign, gone, here in (("gained", before, after), ("lost", after, before))
-            if sign == "gained" or lost
+            if sign == "gained" or (lost and what != "processes")
             for item in sorted(here[what] - gone[what])
         ]
         if not found or time.monotonic() > end:

@@ -3,21 +3,25 @@
 """Run a command apart from the machine: `isolated.py CMD...`.
 
 The command has namespaces of its own: what other programs on this machine start, mount, listen on
-and write does not reach it, and what it does is gone when it has ended. /run is empty, /etc is a
-copy without the files of engines and of GPU software, there is no network but the loopback
-interface, and what is built below the tree's build/ is not there afterwards, but for what is
-SHARED. The rest of the file system is the machine's.
+and write does not reach it, and what it does is gone when it has ended.
+
+/run is empty. /etc is a copy without what engines and GPU software are told. /tmp has what belongs
+to the tree and to pytest, and nothing else. What is written to /var and to the tree's build/ is
+not there afterwards, but for what is SHARED. /usr cannot be written. There is no network but the
+loopback interface.
 """
 
 from __future__ import annotations
 
 import fcntl
+import getpass
 import os
 import shutil
 import socket
 import stat
 import struct
 import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -43,8 +47,14 @@ VARIABLES = ("CONTAINERD_", "CONTAINER_", "DOCKER_", "GPURUNTIME_", "NVIDIA_", "
 SESSION = ("DBUS_SESSION_BUS_ADDRESS", "NOTIFY_SOCKET", "XDG_RUNTIME_DIR")
 KEPT = ("GPURUNTIME_TEST_", "GPURUNTIME_WRITE_GOLDEN")
 
+# What this project keeps there, of an installation on this machine.
+STATE = Path("/var/lib/gpuruntime")
+
 SIOCSIFFLAGS = 0x8914
 IFF_UP = 1
+MS_RDONLY = 1
+MS_REMOUNT = 32
+READ_ONLY = namespace.MS_BIND | MS_REMOUNT | MS_RDONLY
 
 
 def may() -> bool:
@@ -75,6 +85,11 @@ def enter(groups: list[cgroups.Hierarchy]) -> dict[str, str]:
     _copy(Path("/etc"), layers / "etc", LEFT_OUT)
     namespace.bind(layers / "etc", "/etc")
     namespace.own_run()
+    namespace.overlay(layers / "var", [Path("/var")], Path("/var"))
+    shutil.rmtree(STATE, ignore_errors=True)
+    namespace.bind("/usr", "/usr")
+    namespace.mount("", "/usr", "", READ_ONLY)
+    _own_tmp()
     _own_build(layers)
     namespace.unmount(layers, namespace.MNT_DETACH)
     os.chdir(directory)
@@ -87,6 +102,32 @@ def _start_loopback() -> None:
     """Set the loopback interface of this network namespace up."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         fcntl.ioctl(asked, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", IFF_UP))
+
+
+def _own_tmp() -> None:
+    """Have a /tmp with those of its directories that the tree, its Python or pytest are in.
+
+    And those that the command line names.
+    """
+    tmp = Path("/tmp")
+    reports = Path(tempfile.gettempdir(), f"pytest-of-{getpass.getuser()}")
+    reports.mkdir(mode=0o700, exist_ok=True)
+    words = [word.rpartition("=")[2] for word in sys.argv]
+    used = {reports, Path.cwd(), BUILD}
+    used |= {Path(path) for path in (sys.prefix, sys.base_prefix, *sys.path, *words)}
+    # A copy of a tree has links to what it shares with that (mutants/tree.py).
+    linked = [
+        path for top in (TOP, *sys.path) if os.path.isdir(top) for path in Path(top).iterdir()
+    ]
+    real = {path.resolve() for path in (*used, *linked)}
+    names = {path.relative_to(tmp).parts[0] for path in used | real if tmp in path.parents}
+    directories = sorted(name for name in names if (tmp / name).is_dir())
+    kept = {name: os.open(tmp / name, os.O_PATH | os.O_CLOEXEC) for name in directories}
+    namespace.mount("tmp", tmp, "tmpfs", 0, "mode=1777")
+    for name, descriptor in kept.items():
+        (tmp / name).mkdir()
+        namespace.bind(f"/proc/self/fd/{descriptor}", tmp / name)
+        os.close(descriptor)
 
 
 def _own_build(layers: Path) -> None:
