@@ -349,7 +349,7 @@ def _value_doubts(config: OciConfig) -> list[str]:
         # True is an int to Python.
         if type(user.get(name, 0)) is not int or not 0 <= user.get(name, 0) < 2**32
     ]
-    if not isinstance(user.get("additionalGids") or [], list):
+    if not isinstance(user.get("additionalGids", []), (list, type(None))):
         doubts.append("process.user.additionalGids is not a list")
     doubts += [
         "a mount's destination is not a string"

@@ -267,13 +267,32 @@ def test_a_missing_bundle_is_named(tmp_path: Path) -> None:
         Bundle(str(tmp_path / "no"))
 
 
-WRONG = (None, True, 1, -1, 1.5, "x", [], {}, [None], [1], ["x"], [[]], [{}], {"x": None})
-PLACES = (
-    "process", "process.env", "process.user", "process.user.uid", "process.user.gid",
-    "process.user.additionalGids", "root", "mounts", "hooks", "hooks.prestart",
-    "hooks.createContainer", "linux", "linux.devices", "linux.resources",
-    "linux.resources.devices", "linux.namespaces", "linux.netDevices", "linux.intelRdt",
+SAMPLES: tuple[Any, ...] = (
+    None, True, False, 1, 0, -1, 1.5, "x", "", [], {}, [None], [1], ["x"], [[]], [{}], {"x": None}
 )  # fmt: skip
+OBJECTS, LISTS = (None, {}, {"x": None}), (None, [], [{}])
+# Place → those of SAMPLES that may be there; what is in a list is the low-level runtime's concern.
+EDITABLE: dict[str, tuple[Any, ...]] = {
+    "process": OBJECTS,
+    "process.env": (None, [], ["x"]),
+    "process.user": OBJECTS,
+    "process.user.uid": (1, 0),
+    "process.user.gid": (1, 0),
+    "process.user.additionalGids": (None, [], [None], [1], ["x"], [[]], [{}]),
+    "root": OBJECTS,
+    "mounts": LISTS,
+    "hooks": OBJECTS,
+    "hooks.prestart": LISTS,
+    "hooks.createContainer": LISTS,
+    "linux": OBJECTS,
+    "linux.devices": LISTS,
+    "linux.resources": OBJECTS,
+    "linux.resources.devices": LISTS,
+    "linux.namespaces": LISTS,
+    "linux.netDevices": OBJECTS,
+    # It is replaced.
+    "linux.intelRdt": SAMPLES,
+}
 EDITS: Any = {
     "env": ["A=b"],
     "deviceNodes": [{"path": "/dev/x", "type": "c", "major": 1, "minor": 3}],
@@ -287,18 +306,28 @@ NEWER: Any = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", EDITABLE)
 def test_wrong_types_are_doubts_and_never_a_crash(tmp_path: Path, place: str) -> None:
     """JSON-10: whatever is somewhere, we refuse to edit it or can."""
-    for value in WRONG:
+    edited = []
+    *parents, last = place.split(".")
+    for value in SAMPLES:
         document: dict[str, Any] = {}
         at = document
-        *parents, last = place.split(".")
         for parent in parents:
             at = at.setdefault(parent, {})
         at[last] = value
-        if doubt(tmp_path, document) is None:
-            edits.apply({**EDITS, **NEWER}, document)
+        put(tmp_path, document)
+        config, why = Bundle(str(tmp_path)).parse()
+        if why is None:
+            edits.apply(copy.deepcopy({**EDITS, **NEWER}), config)
+            assert "A=b" in config["process"]["env"]
+            assert 7 in config["process"]["user"]["additionalGids"]
+            edited.append(value)
+    # As JSON: to Python, 1 is True.
+    assert list(map(json.dumps, edited)) == [
+        text for text in map(json.dumps, SAMPLES) if text in map(json.dumps, EDITABLE[place])
+    ]
 
 
 @pytest.mark.parametrize("uid", [-1, 2**32, 2**64, 1.0, True, "0", None])
