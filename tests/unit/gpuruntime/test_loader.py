@@ -209,15 +209,25 @@ def test_race_04_another_hook_removes_the_drop_in_first(
     """Then it is gone, as it should be: two containers may start on one root at once."""
     place = image.path(f"{drop_in.DIRECTORY}/{drop_in.COMPAT}")
     place.write_bytes(drop_in.HEADS[drop_in.COMPAT])
+    neighbour = image.path(f"{drop_in.DIRECTORY}/other.conf", "/opt\n")
     real = drop_in.file_content
+    seen = []
 
     def look(dirfd: int, name: str, max_bytes: int) -> bytes | None:
         content = real(dirfd, name, max_bytes)
-        place.unlink(missing_ok=True)
+        place.unlink()
+        seen.append(content)
         return content
 
     monkeypatch.setattr(drop_in, "file_content", look)
     drop_in.remove(image.opened, drop_in.COMPAT)
+    assert seen == [drop_in.HEADS[drop_in.COMPAT]]
+    assert list(place.parent.iterdir()) == [neighbour]
+    # The control: where nobody else was, it goes as well.
+    monkeypatch.undo()
+    place.write_bytes(drop_in.HEADS[drop_in.COMPAT])
+    drop_in.remove(image.opened, drop_in.COMPAT)
+    assert list(place.parent.iterdir()) == [neighbour]
 
 
 def own_cuda(image: Image, conf: str) -> bytes:

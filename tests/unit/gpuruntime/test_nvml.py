@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -362,6 +363,15 @@ def test_a_library_that_hangs_is_given_up_in_time(install: Install) -> None:
     assert children() == set()
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Have SIGINT raise KeyboardInterrupt: who is started in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_who_interrupts_does_not_wait(install: Install) -> None:
     """Ctrl-C on a command that waits for a driver in trouble."""
     library = install("fault init-hangs")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 SPEC_DIRS = "nvidia-container-runtime.modes.cdi.spec-dirs"
 NAME = "vendor.com/class=one"
 # Longer than what is written now may be written again without a trace.
-SETTLED_S = 1.1
+SETTLED_NS = 1_100_000_000
 
 
 def write(path: Path, value: str) -> None:
@@ -45,32 +46,50 @@ def ask(*directories: Path | str) -> tuple[list[str], State | None]:
     return grant.edits["env"], state
 
 
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Return what sets the clock to SETTLED_NS after a time: a ctime cannot be set."""
+
+    def set_clock(time_ns: int) -> None:
+        monkeypatch.setattr(sources.time, "time_ns", lambda: time_ns + SETTLED_NS)
+
+    return set_clock
+
+
 @pytest.mark.parametrize("way", ["{0}", "{0}/", "{0}/../specs/.", "{1}/../specs"])
-def test_a_directory_is_watched_by_whatever_path_it_has(way: str, tmp_path: Path) -> None:
+def test_a_directory_is_watched_by_whatever_path_it_has(
+    way: str, tmp_path: Path, later: Callable[[int], None]
+) -> None:
     """Where ".." is behind a link, the kernel has another directory than who reads the specs."""
     specs, link = tmp_path / "specs", tmp_path / "link"
     (tmp_path / "far/away").mkdir(parents=True)
     link.symlink_to("far/away")
     write(specs / "x.json", "1")
-    time.sleep(SETTLED_S)
+    later(specs.stat().st_ctime_ns)
     directory = way.format(specs, link)
     given, state = ask(directory)
     assert given == ["A=1"]
     assert state is not None
     assert probes.changed(state) == []
     write(specs / "x.json", "2")
+    later((specs / "x.json").stat().st_ctime_ns - SETTLED_NS)
     assert probes.changed(state) == ["specs"]
     assert ask(directory) == (["A=2"], None)
 
 
-def test_what_changed_just_now_is_not_kept(tmp_path: Path) -> None:
+def test_what_changed_just_now_is_not_kept(tmp_path: Path, later: Callable[[int], None]) -> None:
     """A second name in a directory within the clock's tick leaves no trace."""
     low, high = tmp_path / "low", tmp_path / "high"
     high.mkdir()
     write(low / "x.json", "1")
-    time.sleep(SETTLED_S)
-    (high / "half.tmp").touch()
+    written_ns = (low / "x.json").stat().st_ctime_ns
+    while high.stat().st_ctime_ns < written_ns + SETTLED_NS // 5:
+        time.sleep(0.05)
+        (high / "half.tmp").touch()
+        (high / "half.tmp").unlink()
+    later(written_ns)
+    assert ask(low, tmp_path / "missing")[1] is not None
     assert ask(low, high) == (["A=1"], None)
-    time.sleep(SETTLED_S)
+    later(high.stat().st_ctime_ns)
     assert ask(low, high)[1] is not None
     assert ask(low, tmp_path / "missing")[1] is not None
