@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import ast
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +13,18 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 TREE = TESTS.parent
+# Options of pytest by which tests are left out.
+LEAVE_OUT = ("markexpr", "keyword", "deselect", "ignore", "ignore_glob", "lf")
 
 
-@pytest.fixture(scope="module")
-def collected() -> dict[str, set[str]]:
-    """Return the ids of each test that pytest finds, of those that have any."""
+def is_whole(config: pytest.Config) -> bool:
+    """Return whether every test is collected anyway: all were asked for, and none is left out."""
+    is_part = any(getattr(config.option, name, None) for name in LEAVE_OUT)
+    return not is_part and bool({TESTS, TREE} & {Path(word).resolve() for word in config.args})
+
+
+def collected_alone() -> dict[str, set[str]]:
+    """Return the ids of each test that another pytest finds, of those that have any."""
     script = (
         "import json, sys, pytest\n"
         "found = {}\n"
@@ -27,8 +34,7 @@ def collected() -> dict[str, set[str]]:
         "        found.update({i.nodeid: sorted(catalogue.ids_of(i)) for i in items})\n"
         "words = ['--collect-only', '-qq', '-p', 'no:cacheprovider', 'tests']\n"
         "status = pytest.main(words, plugins=[Ids()])\n"
-        "found = {k: v for k, v in found.items() if v}\n"
-        "sys.stderr.write(json.dumps(found))\n"
+        "sys.stderr.write(json.dumps({k: v for k, v in found.items() if v}))\n"
         "sys.exit(status)\n"
     )
     done = subprocess.run(
@@ -37,8 +43,17 @@ def collected() -> dict[str, set[str]]:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:]
-    found = ast.literal_eval(done.stderr[done.stderr.index("{") :])
+    found = json.loads(done.stderr[done.stderr.index("{") :])
     return {name: set(ids) for name, ids in found.items()}
+
+
+@pytest.fixture(scope="module")
+def collected(request: pytest.FixtureRequest) -> dict[str, set[str]]:
+    """Return the ids of each test of the suite, of those that have any."""
+    if not is_whole(request.config):
+        return collected_alone()
+    ids = {item.nodeid: catalogue.ids_of(item) for item in request.session.items}
+    return {name: found for name, found in ids.items() if found}
 
 
 def test_every_id_has_a_test_or_a_reason(collected: dict[str, set[str]]) -> None:
