@@ -11,12 +11,12 @@ import re
 import shutil
 import stat
 import subprocess
-import sys
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import releases
 
 TREE = Path(__file__).parents[2]
 OURS, COMPAT = "gpuruntime", "gpuruntime-nvidia-compat"
@@ -39,23 +39,9 @@ INCUMBENTS = {
 pytestmark = pytest.mark.system("make", "gcc", "dpkg-deb")
 
 
-def make_deb(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Have the Makefile build the packages."""
-    # What an outer make tells its children is not for this one.
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    return subprocess.run(
-        ["make", "--no-print-directory", "deb", f"PYTHON={sys.executable}", *options],
-        cwd=TREE, env={**kept, **environment}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-
-
-def packages(place: Path, *options: str, **environment: str) -> dict[str, Path]:
-    """Build the packages, move them below *place*, and return package → file."""
-    done = make_deb(*options, **environment)
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    place.mkdir(exist_ok=True)
-    files = [shutil.move(file, place) for file in (TREE / "build/deb").glob("*.deb")]
-    return {Path(file).name.partition("_")[0]: Path(file) for file in files}
+def packages(place: Path) -> dict[str, Path]:
+    """Return package → file, of those in *place*."""
+    return {file.name.partition("_")[0]: file for file in place.glob("*.deb")}
 
 
 def field(package: Path, name: str) -> str:
@@ -67,7 +53,7 @@ def field(package: Path, name: str) -> str:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return package → file."""
-    return packages(tmp_path_factory.mktemp("built"))
+    return packages(releases.of_run(tmp_path_factory))
 
 
 @pytest.fixture(scope="module")
@@ -203,27 +189,14 @@ def test_compat_takes_the_place_of_the_incumbents_packages(built: dict[str, Path
     assert field(package, "Architecture") == "all"
 
 
-def test_a_second_build_is_the_same_to_the_byte(built: dict[str, Path], tmp_path: Path) -> None:
-    """Neither the mask, the time zone nor the locale may show."""
-    umask = os.umask(0o077)
-    try:
-        again = packages(tmp_path / "again", TZ="Asia/Tokyo", LC_ALL="C.UTF-8", PYTHONHASHSEED="5")
-    finally:
-        os.umask(umask)
-    for name, file in built.items():
-        assert again[name].name == file.name
-        assert again[name].read_bytes() == file.read_bytes(), name
-    # The control: another time is another package.
-    other = packages(tmp_path / "other", SOURCE_DATE_EPOCH="86400")
-    for name, file in built.items():
-        assert other[name].name == file.name
-        assert other[name].read_bytes() != file.read_bytes(), name
-
-
 def test_two_builds_at_once_are_both_whole(unpacked: dict[str, Path]) -> None:
     """They wait for each other: files of one in a package of the other would be in no list."""
     with ThreadPoolExecutor() as pool:
-        done = list(pool.map(lambda version: make_deb(f"DEB_VERSION={version}"), ("2-1", "3-1")))
+        done = list(
+            pool.map(
+                lambda version: releases.make("deb", f"DEB_VERSION={version}"), ("2-1", "3-1")
+            )
+        )
     assert [one.returncode for one in done] == [0, 0], [one.stderr for one in done]
     files = list((TREE / "build/deb").glob("*.deb"))
     assert len({field(file, "Version") for file in files}) == 1
@@ -257,7 +230,9 @@ def test_lintian_finds_nothing(
 @pytest.mark.system("make", "gcc", "dpkg-deb", "aarch64-linux-gnu-gcc")
 def test_another_architecture_by_its_compiler(built: dict[str, Path], tmp_path: Path) -> None:
     """Only the launcher is of an architecture."""
-    other = packages(tmp_path / "arm64", "CC=aarch64-linux-gnu-gcc")
+    done = releases.make("deb", "CC=aarch64-linux-gnu-gcc")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    other = packages(TREE / "build" / "deb")
     assert field(other[OURS], "Architecture") == "arm64"
     subprocess.run(["dpkg-deb", "-x", str(other[OURS]), str(tmp_path / "root")], check=True)
     header = (tmp_path / "root" / LIBRARY / "launcher").read_bytes()[:20]
@@ -281,7 +256,7 @@ def test_what_cannot_be_is_refused_before_anything_is_removed(tmp_path: Path) ->
     }
     try:
         for option, said in cases.items():
-            done = make_deb(option)
+            done = releases.make("deb", option)
             assert done.returncode != 0
             assert done.stderr.startswith(said)
             assert "\nhint: " in done.stderr

@@ -199,51 +199,42 @@ def test_installed_units_are_understood(compat: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_uninstall_leaves_the_tree_as_it_was(tmp_path: Path) -> None:
-    """What others have put there is theirs, also within our own directories."""
+def test_uninstall_leaves_what_is_others(tmp_path: Path) -> None:
+    """What others have put there is theirs, also within our own directories, and a config is."""
+    # No installed file names its place, and that is one word of the shell.
+    place = tmp_path / "it's a place"
     for name in (f"{LIBRARY}/hooks/mine.py", f"{PREFIX}/bin/other", "etc/gpuruntime/config.toml"):
-        path = tmp_path / name
+        path = place / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("mine\n")
-    os.chmod(tmp_path / PREFIX / "bin", 0o2775)
-    before = contents(tmp_path)
-    installed_into(tmp_path, "COMPAT=nvidia")
-    assert before.items() < contents(tmp_path).items()
+    os.chmod(place / PREFIX / "bin", 0o2775)
+    before = contents(place)
+    installed_into(place, "COMPAT=nvidia")
+    assert before.items() < contents(place).items()
+    # It is made where there is none, kept where there is one, and kept if it was changed.
+    config = place / CONFIG
+    assert 'driver-capabilities = "all"' in config.read_text()
+    config.write_text("# mine\n")
     # Again, as for a newer version; one file is no longer part of it.
-    with (tmp_path / MANIFEST).open("a") as manifest:
+    with (place / MANIFEST).open("a") as manifest:
         manifest.write(f"f /{LIBRARY}/gone.py\n")
-    (tmp_path / LIBRARY / "gone.py").write_text("")
-    installed_into(tmp_path)
-    assert not (tmp_path / LIBRARY / "gone.py").exists()
-    assert not (tmp_path / PREFIX / "bin" / "nvidia-ctk").exists()
-    installed_into(tmp_path, "COMPAT=nvidia")
-    status, errors = make("uninstall", tmp_path)
-    assert (status, errors) == (0, f'uninstalled from "{tmp_path}/{PREFIX}"\n')
-    assert contents(tmp_path) == before
-    status, errors = make("uninstall", tmp_path)
+    (place / LIBRARY / "gone.py").write_text("")
+    installed_into(place)
+    assert not (place / LIBRARY / "gone.py").exists()
+    assert not (place / PREFIX / "bin" / "nvidia-ctk").exists()
+    installed_into(place, "COMPAT=nvidia")
+    assert config.read_text() == "# mine\n"
+    status, errors = make("uninstall", place)
+    left = f'left "{config}": it was changed'
+    assert (status, left in errors) == (0, True), errors
+    assert f'uninstalled from "{place}/{PREFIX}"\n' in errors
+    found = contents(place)
+    assert found.pop(CONFIG)
+    assert found.pop(os.path.dirname(CONFIG)) == ("40755", "directory")
+    assert found == before
+    status, errors = make("uninstall", place)
     assert status != 0
     assert "nothing was installed by us" in errors
-
-
-def test_a_config_is_the_users(tmp_path: Path) -> None:
-    """It is made where there is none, kept where there is one, and kept if it was changed."""
-    path = tmp_path / CONFIG
-    installed_into(tmp_path)
-    assert not path.exists()
-    installed_into(tmp_path, "COMPAT=nvidia")
-    assert 'driver-capabilities = "all"' in path.read_text()
-    path.write_text("# mine\n")
-    installed_into(tmp_path, "COMPAT=nvidia")
-    assert path.read_text() == "# mine\n"
-    status, errors = make("uninstall", tmp_path)
-    assert status == 0
-    assert f'left "{path}": it was changed' in errors
-    assert list(contents(tmp_path)) == ["etc", "etc/nvidia-container-runtime", CONFIG]
-    # A link is the user's too, also while what it leads to is not there.
-    path.unlink()
-    path.symlink_to("managed.toml")
-    installed_into(tmp_path, "COMPAT=nvidia")
-    assert os.readlink(path) == "managed.toml"
 
 
 def test_what_ended_early_is_undone_or_done_again(tmp_path: Path) -> None:
@@ -251,30 +242,36 @@ def test_what_ended_early_is_undone_or_done_again(tmp_path: Path) -> None:
     obstacle = tmp_path / PREFIX / "share" / "man"
     obstacle.parent.mkdir(parents=True)
     obstacle.symlink_to("nowhere")
+    # A link in place of a config is the user's too, also while what it leads to is not there.
+    config = tmp_path / CONFIG
+    config.parent.mkdir(parents=True)
+    config.symlink_to("managed.toml")
     before = contents(tmp_path)
     status, errors = make("install", tmp_path, "COMPAT=nvidia")
     assert status != 0
     assert str(obstacle) in errors
     assert (tmp_path / MANIFEST).exists()
-    assert make("uninstall", tmp_path)[0] == 0
+    assert make("uninstall", tmp_path) == (0, f'uninstalled from "{tmp_path}/{PREFIX}"\n')
     assert contents(tmp_path) == before
     assert make("install", tmp_path, "COMPAT=nvidia")[0] != 0
     obstacle.unlink()
-    installed_into(tmp_path)
-    assert sorted(os.listdir(tmp_path / PREFIX / "bin")) == OURS
+    installed_into(tmp_path, "COMPAT=nvidia")
+    assert sorted(os.listdir(tmp_path / PREFIX / "bin")) == sorted(OURS + INCUMBENTS)
+    assert os.readlink(config) == "managed.toml"
     # What a kill between a copy and its rename leaves.
     (tmp_path / LIBRARY / "launcher.gpuruntime-new").write_text("")
     assert make("uninstall", tmp_path)[0] == 0
-    assert set(contents(tmp_path)) == {"usr", PREFIX, f"{PREFIX}/share"}
+    del before[f"{PREFIX}/share/man"]
+    assert contents(tmp_path) == before
 
 
-def test_a_destdir_may_have_any_name(tmp_path: Path) -> None:
-    """No installed file names it, and it is one word of the shell."""
-    place = tmp_path / "it's a place"
-    installed_into(place)
-    assert sorted(os.listdir(place / PREFIX / "bin")) == OURS
-    assert make("uninstall", place) == (0, f'uninstalled from "{place}/{PREFIX}"\n')
-    assert contents(tmp_path) == {place.name: ("40755", "directory")}
+def test_without_the_incumbents_names_there_is_no_config(tmp_path: Path) -> None:
+    """It would hide one that is looked for later."""
+    installed_into(tmp_path)
+    assert sorted(os.listdir(tmp_path / PREFIX / "bin")) == OURS
+    assert not (tmp_path / "etc").exists()
+    assert make("uninstall", tmp_path)[0] == 0
+    assert contents(tmp_path) == {}
 
 
 def test_a_program_of_another_package_is_not_replaced(tmp_path: Path) -> None:

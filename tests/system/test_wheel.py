@@ -85,14 +85,11 @@ def test_top_level_names_are_exactly_three(venv: Path) -> None:
     assert {*ROLES, "gpuruntime"} <= programs
 
 
-def test_a_second_wheel_is_the_same_to_the_byte(wheel: Path, tmp_path: Path) -> None:
-    """Also under another mask, at another time."""
-    again = build(tmp_path, umask=0o077, env={**os.environ, "TZ": "Asia/Tokyo"})
-    assert again.name == wheel.name
-    assert again.read_bytes() == wheel.read_bytes()
-    assert build(
-        tmp_path / "later", env={**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}
-    ).read_bytes() != wheel.read_bytes()  # fmt: skip
+def test_another_time_is_another_wheel(wheel: Path, tmp_path: Path) -> None:
+    """The control of test_release.py: what is built again is compared to the byte."""
+    later = build(tmp_path, env={**os.environ, "SOURCE_DATE_EPOCH": "1700000000"})
+    assert later.name == wheel.name
+    assert later.read_bytes() != wheel.read_bytes()
 
 
 def test_an_editable_installation_has_the_launcher() -> None:
