@@ -93,9 +93,9 @@ def go_all(engine: Any, names: Iterable[str], **config: object) -> dict[str, Any
 
 
 def runc_v1() -> dict[str, Any]:
-    """Use runc on cgroup version 1."""
+    """Use runc on cgroup version 1, whose rules for devices are other ones."""
     restrict_a_node()
-    return go_all(Bundle(WORK), WAYS)
+    return go_all(Bundle(WORK), FEW)
 
 
 def runc_v2() -> dict[str, Any]:

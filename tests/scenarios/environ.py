@@ -2,9 +2,10 @@
 """Start containers of images with a hostile environment; print what environment the hook had.
 
 Standard output is one JSON object: attack → variant → what was seen. A recorder stands in the
-interpreter's place. Variants: `set` and `absent`, the hook's own environment as the spec gives it
-and lost; `control`, the recorder without the launcher; `weak`, a Python hook that the variable
-can turn against its user, for the variables that can.
+interpreter's place. Variants: `absent`, without the hook's own environment; `set`, with the one
+that its spec gives, which runc hands on in place of the image's, for attacks by many variables at
+once; `control`, the recorder without the launcher; `weak`, a Python hook that the variable can
+turn against its user, for the variables that can.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 import hostile
 import scenario
 
+SET = ("env_04_python_together", "env_05_character_set", "env_06_everything_else")
 # Variable → the flags of an interpreter that is still beaten by it.
 WEAK_FLAGS = {
     "pythonhome": (),
@@ -48,7 +50,7 @@ def record_all(top: Path, pristine: Path, spec: str) -> dict[str, dict[str, obje
         seen = results[name] = {}
         for variant in (*hooks, "weak"):
             flags = WEAK_FLAGS.get(name.removeprefix("env_04_"))
-            if variant == "weak" and flags is None:
+            if (variant == "weak" and flags is None) or (variant == "set" and name not in SET):
                 continue
             hostile.SPEC.write_text(spec)
             work = top / f"{name}-{variant}" / "work"

@@ -3,8 +3,9 @@
 """Start containers of hostile images through us on the simulated host; print what came of each.
 
 Standard output is one JSON object: attack → variant → what was seen. The variants are our hook
-with the environment that its spec gives (`set`), with none (`absent`), as a Go reader of the spec
-loses it, and a weak hook (`control`) that the attack must beat.
+with the environment that its spec gives (`set`); with none (`absent`), as a Go reader of the spec
+loses it, in attacks by environment or descriptors; and a weak hook (`control`) that the attack
+must beat.
 """
 
 from __future__ import annotations
@@ -432,6 +433,20 @@ ATTACKS: tuple[tuple[Callable[[Attack], None], Callable[[Attack], None] | None],
 )  # fmt: skip
 
 
+# Of each variable alone, environ.py shows that the hook does not have it.
+ALONE = {f"env_04_{name.lower()}" for name in PYTHON_VARIABLES} - {"env_04_pythonpath"}
+
+
+def variants(name: str) -> tuple[str, ...]:
+    """Return the variants in which the attack *name* is played here.
+
+    What the hook's own environment is makes a difference to those that use the image's.
+    """
+    if name in ALONE:
+        return ()
+    return ("set", "absent", "control") if name.startswith(("env", "fd")) else ("set", "control")
+
+
 def observe(attack: Attack) -> dict[str, object]:
     """Run the container; return what it came to."""
     environment = {
@@ -504,7 +519,7 @@ def main() -> None:
         (ours,) = json.loads(spec)["containerEdits"]["hooks"]
         for prepare, control in ATTACKS:
             seen = results[prepare.__name__] = {}
-            for variant in ("set", "absent", "control"):
+            for variant in variants(prepare.__name__):
                 if variant == "control" and control is None:
                     continue
                 SPEC.write_text(spec)

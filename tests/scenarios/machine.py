@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -19,12 +20,23 @@ SCENARIOS = TREE / "tests" / "scenarios"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SCENARIOS)}
 
 
-def attack_names(prefix: str = "") -> list[str]:
-    """Return the names of the attacks that begin with *prefix*."""
-    script = "import hostile; print(*(prepare.__name__ for prepare, _ in hostile.ATTACKS))"
+@functools.cache
+def variants_by_attack() -> dict[str, list[str]]:
+    """Return attack → the variants in which hostile.py plays it."""
+    script = """
+import hostile, json
+names = [prepare.__name__ for prepare, _ in hostile.ATTACKS]
+print(json.dumps({name: hostile.variants(name) for name in names}))
+"""
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True)
-    return [name for name in done.stdout.split() if name.startswith(prefix)]
+    found: dict[str, list[str]] = json.loads(done.stdout)
+    return found
+
+
+def attack_names(prefix: str = "") -> list[str]:
+    """Return the names of the attacks that begin with *prefix*."""
+    return [name for name in variants_by_attack() if name.startswith(prefix)]
 
 
 def run_on_host(program: Path, *words: str, options: Sequence[str] = ()) -> dict[str, Any]:

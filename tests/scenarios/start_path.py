@@ -48,16 +48,12 @@ CASES: dict[str, tuple[str, list[str], bool]] = {
 class Place:
     """A bundle, a config, our modules with their bytecode, and a runtime that is no program."""
 
-    def __init__(self, top: Path) -> None:
-        self.library = top / "library"
-        for package in ("cdi", "gpuruntime", "hooks"):
-            shutil.copytree(
-                scenario.TREE / package,
-                self.library / package,
-                ignore=shutil.ignore_patterns("__pycache__"),
-            )
-        compiler = (PYTHON[0], "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash")
-        scenario.run(*compiler, self.library)
+    def __init__(self, top: Path, *, is_counted: bool) -> None:
+        self.library = scenario.TREE
+        if is_counted:
+            # As they are installed.
+            self.library = top / "library"
+            self.compile()
         self.bundle = scenario.make_bundle(top, "all")
         self.document = self.bundle / "config.json"
         self.original = json.loads(self.document.read_text())
@@ -69,6 +65,17 @@ class Place:
         self.runtime.chmod(0o755)
         self.hook = top / "gpu-cdi-hook"
         shutil.copy("/bin/true", self.hook)
+
+    def compile(self) -> None:
+        """Have the modules in the library, with bytecode whose sources nobody looks at."""
+        for package in ("cdi", "gpuruntime", "hooks"):
+            shutil.copytree(
+                scenario.TREE / package,
+                self.library / package,
+                ignore=shutil.ignore_patterns("__pycache__"),
+            )
+        compiler = (PYTHON[0], "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash")
+        scenario.run(*compiler, self.library)
 
     def prepare(self, mode: str, environment: list[str]) -> None:
         """Have the container ask by *environment*, in *mode*."""
@@ -145,9 +152,9 @@ def main() -> None:
     top = Path(tempfile.mkdtemp(prefix="gpuruntime-start-path-"))
     top.chmod(0o755)
     found: dict[str, Any] = {"cases": {}, "counts": {}}
-    counted = shutil.which("valgrind") is not None
+    counted = {"all", "cdi"} & {*sys.argv[1:]} if shutil.which("valgrind") else set()
     try:
-        place = Place(top)
+        place = Place(top, is_counted=bool(counted))
         scenario.generate()
         # Of a spec that is younger nothing is kept.
         time.sleep(SETTLED_S)
@@ -161,9 +168,9 @@ def main() -> None:
             second = place.create()
             hit = before is not None and marked() == before
             found["cases"][name] = {"first": first, "second": second, "hit": hit, "kept": is_kept}
-            if counted and name in ("all", "cdi"):
+            if name in counted:
                 found["counts"][name] = place.count(*place.command())
-            if counted and name == "all":
+            if name == "all" and counted:
                 found["counts"]["hook"] = place.count(*place.hook_command())
         if counted:
             found["counts"]["floor"] = place.count(*PYTHON, "pass")

@@ -26,19 +26,21 @@ def results() -> dict[str, Any]:
     return run_on_host(SCENARIOS / "steps.py")
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("case", "loaded"),
+    ("case", "loaded", "kind"),
     [
-        ("image_without_cuda", HOST),
-        ("compat_is_newer", COMPAT),
-        ("compat_is_for_others", HOST),
-        ("compat_is_older", HOST),
-        ("etc_is_a_volume", HOST),
-        ("etc_is_read_only", HOST),
-        ("etc_is_missing", HOST),
-        ("libraries_are_a_volume", HOST),
-        ("root_is_read_only", HOST),
+        ("image_without_cuda", HOST, "combined"),
+        ("compat_is_newer", COMPAT, "combined"),
+        ("compat_is_for_others", HOST, "combined"),
+        ("compat_is_older", HOST, "combined"),
+        ("etc_is_a_volume", HOST, "combined"),
+        ("etc_is_read_only", HOST, "combined"),
+        ("etc_is_missing", HOST, "combined"),
+        ("libraries_are_a_volume", HOST, "combined"),
+        ("root_is_read_only", HOST, "combined"),
+        ("image_without_cuda", HOST, "separate"),
+        ("compat_is_newer", COMPAT, "separate"),
+        ("etc_is_a_volume", HOST, "separate"),
     ],
 )
 def test_the_steps_are_done(results: dict[str, Any], case: str, loaded: str, kind: str) -> None:
