@@ -19,8 +19,10 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
+import effort
 import prepare
 import pytest
+from hypothesis import settings
 
 REQUIRE = "GPURUNTIME_TEST_REQUIRE"
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
@@ -35,6 +37,8 @@ OUTCOMES = {"passed": "passed", "failed": "failed", "error": "failed", "skipped"
 
 pytest.register_assert_rewrite("containers.seen", "containers.labspec")
 pytest_plugins = ("catalogue",)
+settings.register_profile("usual", max_examples=effort.tries(100))
+settings.load_profile("usual")
 KEPT = Path("/run/gpuruntime")
 ISOLATED = Path(__file__).parent / "simhost" / "isolated.py"
 # In the environment of what is started by that.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from effort import tries
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from launcher.conftest import VERSION
@@ -113,7 +114,7 @@ WORDS = st.sampled_from(
 
 @pytest.mark.property
 @settings(
-    max_examples=300,
+    max_examples=tries(300),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

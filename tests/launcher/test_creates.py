@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from effort import tries
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from launcher.bundles import (
@@ -391,7 +392,7 @@ PIECES = st.sampled_from(
 
 @pytest.mark.property
 @settings(
-    max_examples=300,
+    max_examples=tries(300),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

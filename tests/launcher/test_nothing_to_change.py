@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from effort import tries
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from launcher.bundles import write_bundle, write_companion
@@ -131,7 +132,7 @@ def spelled(document: dict[str, Any], how: int) -> bytes:
 
 @pytest.mark.property
 @settings(
-    max_examples=500,
+    max_examples=tries(500),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

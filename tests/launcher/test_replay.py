@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from effort import tries
 from fuzz import replay as generated
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -96,7 +97,7 @@ def test_no_other_bytes_than_python_s(
     replayed: list[bool] = []
 
     @settings(
-        max_examples=200,
+        max_examples=tries(200),
         deadline=None,
         suppress_health_check=[HealthCheck.function_scoped_fixture],
     )

@@ -6,6 +6,7 @@ Instructions are counted by valgrind, and those of a program that only imports a
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
@@ -88,14 +89,20 @@ def instructions(what: str, directory: str) -> int:
     return int(found[1].replace(",", ""))
 
 
+@functools.cache
+def floor() -> int:
+    """Return the instructions of the interpreter's own start."""
+    with tempfile.TemporaryDirectory() as directory:
+        return instructions("nothing", directory)
+
+
 def measure(detailed: bool, specs: int = SPECS) -> tuple[int, int]:
     """Return the instructions of `json` alone, and of loading and injecting."""
     with tempfile.TemporaryDirectory() as directory:
         for number in range(specs):
             path = Path(directory) / f"{number}.json"
             path.write_text(json.dumps(spec(number, detailed), separators=(",", ":")))
-        floor = instructions("nothing", directory)
-        return instructions("json", directory) - floor, instructions("load", directory) - floor
+        return instructions("json", directory) - floor(), instructions("load", directory) - floor()
 
 
 def main() -> None:

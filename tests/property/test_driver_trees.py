@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from driver_roots import ALL, COMPUTE, VERSION, Tree, elf
+from effort import tries
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +29,7 @@ PROFILE = settings(
     deadline=None,
     derandomize=True,
     database=None,
-    max_examples=150,
+    max_examples=tries(150),
     suppress_health_check=[HealthCheck.too_slow],
 )
 DIRECTORIES = (

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import tries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -197,7 +198,7 @@ def _pruned(table: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=tries(120), deadline=None)
 @given(data=st.data())
 def test_configure_adds_ours_and_undo_gives_every_byte_back(
     family: Family, data: st.DataObject
@@ -221,7 +222,7 @@ def test_configure_adds_ours_and_undo_gives_every_byte_back(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=tries(80), deadline=None)
 @given(data=st.data())
 def test_undo_after_another_edit_leaves_that_edit(family: Family, data: st.DataObject) -> None:
     """What the other has added is there, what we have added is not."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import host_trees
 import pytest
+from effort import tries
 from host_trees import GPUS, LIBRARIES, MIG, Change, relink, renew, rewrite, touch, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -208,7 +209,7 @@ def test_a_change_is_seen_and_named(tmp_path: Path, what: str) -> None:
     state_of(host)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tries(60), deadline=None)
 @given(st.lists(st.sampled_from(sorted(CHANGES)), unique=True, max_size=6))
 def test_changes_are_seen_together_in_any_order(chosen: list[str]) -> None:
     """No change hides another; and without one there is none."""
@@ -225,7 +226,7 @@ def test_changes_are_seen_together_in_any_order(chosen: list[str]) -> None:
         assert bool(seen) == bool(chosen)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=tries(30), deadline=None)
 @given(st.sampled_from(sorted(CHANGES)), st.sampled_from(sorted(CHANGES)))
 def test_a_second_change_is_seen_as_well(first: str, second: str) -> None:
     """What was planned after one change still sees the next."""

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from effort import tries
 from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 
@@ -67,7 +68,7 @@ def cache_file(rows: list[Row]) -> bytes:
     return head + table + strings + b"\0"
 
 
-@settings(PROFILE, max_examples=400)
+@settings(PROFILE, max_examples=tries(400))
 @given(rows=ROWS, first=ENTRIES, second=ENTRIES)
 def test_a_merge_leaves_no_trace_of_the_one_before(
     rows: list[Row], first: list[Entry], second: list[Entry]
@@ -81,7 +82,7 @@ def test_a_merge_leaves_no_trace_of_the_one_before(
     assert parse(merge(merged, [])) == rows
 
 
-@settings(PROFILE, max_examples=400)
+@settings(PROFILE, max_examples=tries(400))
 @given(rows=ROWS, first=ENTRIES, second=ENTRIES)
 def test_an_unsorted_table_loses_nothing_but_its_disorder(
     rows: list[Row], first: list[Entry], second: list[Entry]
@@ -95,7 +96,7 @@ def test_an_unsorted_table_loses_nothing_but_its_disorder(
     assert parse(merge(image, [])) == rows
 
 
-@settings(PROFILE, max_examples=400)
+@settings(PROFILE, max_examples=tries(400))
 @given(rows=ROWS, ours=ENTRIES)
 def test_a_sorted_table_keeps_its_order_with_ours_in_front(
     rows: list[Row], ours: list[Entry]
@@ -170,7 +171,7 @@ OURS = [
 ]
 
 
-@settings(PROFILE, max_examples=1500)
+@settings(PROFILE, max_examples=tries(1500))
 @given(layout=st.sampled_from(LAYOUTS), damage=DAMAGE)
 def test_a_damaged_file_never_breaks_a_merge(
     written: dict[str, bytes], layout: str, damage: list[tuple[str, float, int]]
@@ -194,7 +195,7 @@ def test_a_damaged_file_never_breaks_a_merge(
             assert sorted(shown) == sorted(parse(merge(image, [])))
 
 
-@settings(PROFILE, max_examples=300)
+@settings(PROFILE, max_examples=tries(300))
 @given(layout=st.sampled_from(LAYOUTS), damage=DAMAGE)
 def test_ldconfig_accepts_each_result(
     written: dict[str, bytes],

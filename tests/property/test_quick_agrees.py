@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from effort import tries
 
 from cdi import document, quick, registry
 from cdi.errors import CdiError
@@ -95,7 +96,8 @@ def test_the_quick_check_accepts_only_what_the_full_check_accepts(
     """And it does accept the usual documents, or it would be of no use."""
     rng = random.Random(7)
     accepted = refused = 0
-    for _ in range(30_000):
+    documents = tries(30_000)
+    for _ in range(documents):
         value = valid(rng)
         changes = rng.randint(0, 2)
         for _ in range(changes):
@@ -117,5 +119,4 @@ def test_the_quick_check_accepts_only_what_the_full_check_accepts(
     record_property(
         "summary", f"quick check: {accepted} accepted, {refused} left to the full check"
     )
-    assert accepted > 5_000
-    assert refused > 5_000
+    assert min(accepted, refused) > documents / 6

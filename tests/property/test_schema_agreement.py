@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import tries
 from property import cdi_documents as documents
 
 from cdi import document, registry, validate, yamlio
@@ -20,8 +21,7 @@ pytestmark = pytest.mark.property
 SEED = 20260821
 # Each category is hit this often.
 EACH = 60
-VALID = 600
-BATTERED = 600
+VALID = BATTERED = tries(600)
 CATEGORIES = (*documents.TEXTS, *documents.CHANGES)
 # What JSON Schema cannot say; strict.json lists the same in its comment.
 BEYOND_SCHEMA = {"duplicate-device", "netdev-duplicate-host", "netdev-duplicate-name"}
@@ -123,7 +123,7 @@ def test_junk_in_a_document_gets_one_verdict() -> None:
         spec = document.normalise(documents.battered(rng))
         verdicts[not assert_agree(spec, f"battered {number}: {spec}")] += 1
     # Neither outcome is an accident of the generator.
-    assert min(verdicts[True], verdicts[False]) >= BATTERED / 20, verdicts
+    assert min(verdicts[True], verdicts[False]) >= BATTERED / 50, verdicts
 
 
 def test_validate_says_what_the_loader_says(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_validate_says_what_the_loader_says(tmp_path: Path) -> None:
         assert loads == (not errors), (name, text, errors)
         assert all(error.line or error.category == "no-data" for error in errors), (name, text)
         verdicts[loads] += 1
-    assert min(verdicts[True], verdicts[False]) >= BATTERED / 20, verdicts
+    assert min(verdicts[True], verdicts[False]) >= BATTERED / 50, verdicts
 
 
 def test_the_schema_lists_what_it_cannot_say() -> None:

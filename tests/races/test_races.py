@@ -64,10 +64,3 @@ def test_race_08_many_answers_of_eagain() -> None:
 def test_race_10_refreshes_at_once_leave_one_spec() -> None:
     """Also while a library of the driver comes and goes."""
     assert play.refresh_storm(6).escapes == 0
-
-
-def test_time_02_work_that_is_killed_can_be_done_again() -> None:
-    """Nothing outside has changed either."""
-    seen = play.hook_crashes(23)
-    assert seen.escapes == 0
-    assert seen.tries > 10

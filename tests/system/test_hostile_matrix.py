@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import reachable
+from effort import IS_FULL
 from scenarios.machine import SCENARIOS, attack_names, run_on_host
 
 pytestmark = [
@@ -36,7 +36,6 @@ PAIRWISE = (
     ("runc", "root", "ENOSYS", "set"),
     ("crun", "userns", "openat2", "set"),
 )
-IS_FULL = bool(os.environ.get("GPURUNTIME_TEST_ALL"))
 ROWS = tuple(itertools.product(*FACTORS.values())) if IS_FULL else PAIRWISE
 # In the full matrix every image alone as well.
 ATTACKS = (

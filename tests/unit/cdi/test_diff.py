@@ -9,6 +9,7 @@ import random
 from typing import Any
 
 import pytest
+from effort import tries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from property import cdi_documents
@@ -169,7 +170,7 @@ def shuffled(rng: random.Random, value: Any, key: str = "") -> Any:
 
 
 @pytest.mark.property
-@settings(max_examples=200)
+@settings(max_examples=tries(200))
 @given(VALID, st.integers())
 def test_how_it_is_written_does_not_count(before: Any, seed: int) -> None:
     """JSON or YAML, the order of members and devices, members that are empty."""
@@ -198,7 +199,7 @@ def in_one_order(checked: Any) -> Any:
 
 
 @pytest.mark.property
-@settings(max_examples=300)
+@settings(max_examples=tries(300))
 @given(VALID, VALID, st.booleans())
 def test_nothing_is_missed(one: Any, other: Any, is_near: bool) -> None:
     """Two specs have no difference only if they are equal; the other way round is the reverse."""

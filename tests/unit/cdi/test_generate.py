@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from effort import tries
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 from property import cdi_documents
@@ -300,7 +301,7 @@ def test_lone_surrogates_are_refused() -> None:
 
 
 @pytest.mark.property
-@settings(max_examples=300)
+@settings(max_examples=tries(300))
 @given(st.lists(STRINGS, min_size=1, max_size=6), st.sampled_from(["json", "yaml"]))
 @example(list(ODD), "json")
 @example(list(ODD), "yaml")
@@ -333,7 +334,7 @@ def check_bytes(text: str) -> None:
 
 
 @pytest.mark.property
-@settings(max_examples=300)
+@settings(max_examples=tries(300))
 @given(VALID, st.sampled_from(["json", "yaml"]))
 def test_what_is_written_loads_as_what_it_was(spec: Any, format_: str) -> None:
     """load(save(x)) is x, for x in canonical form; and writing it again changes no byte."""
@@ -442,7 +443,7 @@ def test_a_device_is_never_left_without_edits() -> None:
 
 
 @pytest.mark.property
-@settings(max_examples=400)
+@settings(max_examples=tries(400))
 @given(VALID, st.sampled_from(version.KNOWN[2:]))
 def test_a_lowered_document_is_one_of_the_older_version(spec: Any, limit: str) -> None:
     """It loads, claims no more than asked for, and nothing is missing that nobody told of."""
@@ -469,7 +470,7 @@ def test_a_lowered_document_is_one_of_the_older_version(spec: Any, limit: str) -
 
 
 @pytest.mark.property
-@settings(max_examples=200)
+@settings(max_examples=tries(200))
 @given(VALID)
 def test_what_is_produced_loads_and_is_of_the_lowest_version(spec: Any) -> None:
     """Or it is refused for something that only a reader puts up with."""

@@ -9,6 +9,7 @@ import re
 from typing import Any
 
 import pytest
+from effort import tries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from property import cdi_documents
@@ -183,7 +184,7 @@ def test_what_does_not_load_is_not_rewritten() -> None:
 
 
 @pytest.mark.property
-@settings(max_examples=200)
+@settings(max_examples=tries(200))
 @given(VALID, SIDES, PATHS, PATHS)
 def test_any_document_still_loads(before: Any, side: Any, old: str, new: str) -> None:
     """With as many edits as before, and only path-like members changed."""
@@ -213,7 +214,7 @@ def is_below(path: str, directory: str) -> bool:
 
 
 @pytest.mark.property
-@settings(max_examples=300)
+@settings(max_examples=tries(300))
 @given(PATHS, PATHS, st.lists(PATHS, max_size=4), st.lists(PATHS, max_size=4), SIDES)
 def test_there_and_back_again(
     old: str, new: str, below: list[str], elsewhere: list[str], side: Any
