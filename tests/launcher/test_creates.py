@@ -308,7 +308,8 @@ def test_words_beyond_the_limits_are_python_s_affair(
         request.getfixturevalue("twin")
     write_companion(bench, companion_text(None, "runc", words=words))
     assert create(bench, bundle, build=build) == who
-    for word in words:
+    # The first ones and the last ones: each is looked for in a create of its own.
+    for word in dict.fromkeys((*words[:2], *words[-2:])):
         write_bundle(bench, b" " * (CHUNK - 1) + word.encode())
         assert create(bench, bundle, build=build) == "python"
 
