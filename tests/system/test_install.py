@@ -178,7 +178,9 @@ def test_units_man_pages_and_completions_fit_the_prefix(compat: Path) -> None:
 def test_man_pages_are_troff(compat: Path) -> None:
     """A character or a line that troff reads as its own is lost to the reader."""
     pages = compat / PREFIX / "share" / "man"
-    for path in pages.glob("man?/*"):
+    paths = list(pages.glob("man?/*"))
+    assert len(paths) > 20
+    for path in paths:
         command = ["groff", "-man", "-Tutf8", "-ww", "-I", str(pages), str(path)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, ""), path

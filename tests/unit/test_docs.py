@@ -32,7 +32,9 @@ def _rows() -> list[tuple[str, str, str]]:
 def test_the_architecture_table_names_what_exists(what: str, path: str, names: str) -> None:
     """A newcomer opens what the table names; a renamed function must not be found missing."""
     text = (TREE / path).read_text()
-    for name in re.findall(r"`([^`]+)`", names):
+    listed = re.findall(r"`([^`]+)`", names)
+    assert listed, names
+    for name in listed:
         definition = rf"^(?:(?:async )?def |class |(?:static )?.*\b)?{re.escape(name)}\b *[(:=]"
         assert re.search(definition, text, re.MULTILINE), f"{path} has no {name} ({what})"
 

@@ -76,11 +76,13 @@ def test_a_schema_is_draft_07_and_needs_no_network(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_pattern_means_the_same_in_every_dialect(name: str) -> None:
     """Only what Python and JavaScript have in common: others use our schemas too."""
-    for node in nodes(read(name)):
-        if isinstance(node.get("pattern"), str):
-            rest = re.sub(r"\(\?!\[\\s\\S\]\)\Z", "", node["pattern"])
-            assert rest.startswith("^"), node
-            assert not re.search(r"\(\?|\\[AZbBdDwWpP]|\$", rest), node
+    found = [node["pattern"] for node in nodes(read(name)) if isinstance(node.get("pattern"), str)]
+    # The reference's has none.
+    assert bool(found) is (name == "strict")
+    for pattern in found:
+        rest = re.sub(r"\(\?!\[\\s\\S\]\)\Z", "", pattern)
+        assert rest.startswith("^"), pattern
+        assert not re.search(r"\(\?|\\[AZbBdDwWpP]|\$", rest), pattern
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -178,6 +178,7 @@ def test_undo_without_a_record_takes_the_runtime_out(etc: Path, tmp_path: Path, 
     lay_out(name, etc)
     place = place_in(etc, case)
     configure(place, case, tmp_path / "state")
+    assert any(b"gpuruntime" in data for data in tree(etc).values())
     undo(place, case, tmp_path / "elsewhere")
     for path, data in tree(etc).items():
         if path != "config.toml" or b"imports" not in data:
