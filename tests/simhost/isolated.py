@@ -76,6 +76,9 @@ def enter(groups: list[cgroups.Hierarchy]) -> dict[str, str]:
     )
     namespace.mount("none", "/", "", namespace.MS_REC | namespace.MS_PRIVATE)
     namespace.mount_cgroups(groups)
+    # In place of the machine's, not on it: who takes it away is to find none.
+    while os.path.ismount("/proc"):
+        namespace.unmount("/proc", namespace.MNT_DETACH)
     namespace.mount("proc", "/proc", "proc")
     _start_loopback()
     layers = Path("/mnt")

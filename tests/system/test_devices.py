@@ -17,7 +17,7 @@ SIMHOST = TREE / "tests" / "simhost" / "simhost.py"
 # Runs inside. Prints one JSON document: what is found below the dev root, or the error and hint.
 FIND = """
 import json, os, sys
-from gpuruntime.discover import nodes, nvml
+from gpuruntime.discover import device_nodes, nvml
 from gpuruntime.errors import GpuRuntimeError
 
 def plain(value):
@@ -30,14 +30,14 @@ def plain(value):
 try:
     library = os.path.dirname(os.environ["SIMHOST_CONF"]) + "/libnvidia-ml.so.1"
     answer = nvml.query(library, 20)
-    dev = nodes.DevRoot(sys.argv[1])
-    gpus, problems = nodes.gpu_nodes(answer.gpus, dev)
+    dev = device_nodes.DevRoot(sys.argv[1])
+    gpus, problems = device_nodes.gpu_nodes(answer.gpus, dev)
     found = {
         "version": answer.driver_version,
         "gpus": gpus,
         "problems": [*answer.problems, *problems],
-        "control": nodes.control_nodes(dev),
-        "management": nodes.management_nodes(dev),
+        "control": device_nodes.control_nodes(dev),
+        "management": device_nodes.management_nodes(dev),
     }
     print(json.dumps({name: plain(value) for name, value in found.items()}))
 except GpuRuntimeError as error:

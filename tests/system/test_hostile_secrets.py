@@ -26,12 +26,12 @@ DEBUG = "nvidia-container-runtime.debug"
 WEAK = f"""
 import sys
 sys.path.append({str(TREE)!r})
-from gpuruntime import request
+from gpuruntime.request import parse
 from gpuruntime.errors import BundleError
 def from_oci(document, config):
     raise BundleError(f"cannot serve {{document}}")
-request.from_oci = from_oci
-from gpuruntime.shim import main
+parse.from_oci = from_oci
+from gpuruntime.shim.main import main
 main({str(BIN / "python")!r})
 """
 PYTHON = ("/usr/bin/python3", "-I", "-S", "-B", "-X", "utf8", "-c", WEAK)
