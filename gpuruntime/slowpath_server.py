@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the start path asks of the full interpreter: JSON on stdin, JSON on stdout.
 
-Run as `python -m gpuruntime.slowpath_server QUESTION [SECONDS]` by gpuruntime/slowpath.py.
+Run as `python -m gpuruntime.slowpath_server QUESTION [SECONDS]` by gpuruntime/slowpath.py. Each
+question imports what it needs: a container waits, and the imports are most of what it waits for.
 """
 
 from __future__ import annotations
@@ -9,25 +10,25 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
 
-from cdi import yamlio
-from cdi.errors import CdiError
-from gpuruntime import probes
-from gpuruntime.configfile.compilation import compile_file
-from gpuruntime.discover import fingerprint, inventory
 from gpuruntime.errors import ConfigError, GpuRuntimeError
 from gpuruntime.slowpath import DEADLINE_S
-from gpuruntime.snapshots import inventory_json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpuruntime import probes
 
 MODPROBE = "usr/bin/nvidia-modprobe"
 
 
 def config(path: str) -> dict[str, object]:
     """Return the values of the config file *path* and what to warn of, or an error and hint."""
+    from gpuruntime.configfile.compilation import compile_file  # noqa: PLC0415
+
     try:
         values, warnings = compile_file(path)
     except ConfigError as error:
@@ -37,6 +38,9 @@ def config(path: str) -> dict[str, object]:
 
 def yaml(texts: dict[str, str]) -> dict[str, object]:
     """Return path → {"document": …} or {"error": text, "category": word} for each of *texts*."""
+    from cdi import yamlio  # noqa: PLC0415
+    from cdi.errors import CdiError  # noqa: PLC0415
+
     return {
         path: {"error": found.message, "category": found.category}
         if isinstance(found, CdiError)
@@ -50,6 +54,10 @@ def discover(argument: dict[str, float | str]) -> dict[str, object]:
 
     The state is that from before: what changes meanwhile is noticed by the next who looks.
     """
+    from gpuruntime import probes  # noqa: PLC0415
+    from gpuruntime.discover import fingerprint, inventory  # noqa: PLC0415
+    from gpuruntime.snapshots import inventory_json  # noqa: PLC0415
+
     root = str(argument["driver root"])
     state: probes.State | None = None
     try:
@@ -78,6 +86,8 @@ def make_nodes(argument: dict[str, Any]) -> bool:
 
     Also the nodes of GPUs of the "minors". What it makes is looked at by whoever asked.
     """
+    import subprocess  # noqa: PLC0415
+
     program = os.path.join(argument["driver root"], MODPROBE)
     minors = sorted({0, *map(int, argument["minors"])})
     if not os.access(program, os.X_OK):

@@ -3,12 +3,13 @@
 
 A driver in trouble can block NVML for ever, in a state no signal ends. So the library is loaded
 in a child, opened by path, and a child that does not answer is left behind. The child is a copy
-of this process: another interpreter, or pynvml, would cost more than all that is asked.
+of this process, which costs less than another interpreter, and asks through pynvml.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import re
@@ -30,36 +31,20 @@ _HINT = 'check that "nvidia-smi -L" works on the host'
 
 # nvmlReturn_t, as far as we look at it.
 _INVALID_ARGUMENT, _NOT_SUPPORTED, _NOT_FOUND = 2, 3, 6
-_INSUFFICIENT_SIZE, _FUNCTION_NOT_FOUND = 7, 13
+_FUNCTION_NOT_FOUND = 13
 _DRIVER_NOT_LOADED, _DRIVER_MISMATCH = 9, 18
 # What an older NVML, or another GPU, answers to a question that it does not know.
 _NOT_HERE = (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND)
 _NO_SUCH_MIG = (_NOT_FOUND, _INVALID_ARGUMENT)
 
-# Functions of which there are several versions, the newest first; all others have one.
-_VERSIONS = {
-    "nvmlInit": ("nvmlInit_v2", "nvmlInit"),
-    "nvmlDeviceGetCount": ("nvmlDeviceGetCount_v2", "nvmlDeviceGetCount"),
-    "nvmlDeviceGetHandleByIndex": (
-        "nvmlDeviceGetHandleByIndex_v2",
-        "nvmlDeviceGetHandleByIndex",
-    ),
-    "nvmlSystemGetCudaDriverVersion": (
-        "nvmlSystemGetCudaDriverVersion_v2",
-        "nvmlSystemGetCudaDriverVersion",
-    ),
-}
 # nvmlBrandType_t, in order, as requirements spell it.
 _BRANDS = (
     *("unknown", "quadro", "tesla", "nvs", "grid", "geforce", "titan"),
     *("nvidiavapps", "nvidiavpc", "nvidiavcs", "nvidiavws", "nvidiacloudgaming"),
     *("quadrortx", "nvidiartx", "nvidia", "geforcertx", "titanrtx"),
 )
-# NVML's own limits, and what no answer exceeds.
-_TEXT_BYTES, _LONG_TEXT_BYTES = 96, 4096
-# nvmlPciInfo_t: the bus id is at the end, and in older versions at the start, with 4 digits.
-_PCI_INFO_BYTES = 256
-_BUS_ID_AT, _OLD_BUS_ID_AT = 36, 0
+# NVML documents at most 96 bytes for a name or a UUID.
+_TEXT_BYTES = 4096
 _BUS_ID = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\Z", re.IGNORECASE)
 # What a GPU can be divided into, for an NVML that does not tell.
 _MAX_MIG_DEVICES = 7
@@ -213,6 +198,27 @@ def module_version(proc: str = "/proc") -> str | None:
 
 # From here on: what the child does.
 
+# pynvml calls one version of each function. For these an older NVML has only an older version,
+# which takes the same arguments: the symbols to look for, the newest first. pynvml initialises
+# without flags, which is what nvmlInit_v2 does.
+_SYMBOLS = {
+    "nvmlInitWithFlags": ("nvmlInit_v2", "nvmlInit"),
+    "nvmlDeviceGetCount_v2": ("nvmlDeviceGetCount_v2", "nvmlDeviceGetCount"),
+    "nvmlDeviceGetHandleByIndex_v2": (
+        "nvmlDeviceGetHandleByIndex_v2",
+        "nvmlDeviceGetHandleByIndex",
+    ),
+    "nvmlDeviceGetPciInfo_v3": (
+        "nvmlDeviceGetPciInfo_v3",
+        "nvmlDeviceGetPciInfo_v2",
+        "nvmlDeviceGetPciInfo",
+    ),
+    "nvmlSystemGetCudaDriverVersion_v2": (
+        "nvmlSystemGetCudaDriverVersion_v2",
+        "nvmlSystemGetCudaDriverVersion",
+    ),
+}
+
 
 class _NvmlError(Exception):
     """NVML answered *code*, which it calls *text*."""
@@ -222,82 +228,69 @@ class _NvmlError(Exception):
         self.code = code
 
 
-class _Nvml:
+class _Library(ctypes.CDLL):
     """A loaded NVML, of which each function may be missing."""
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (a function of ctypes)
+        """Return the newest version of the function *name*; raise _NvmlError without one."""
+        symbols = _SYMBOLS.get(name, (name,))
+        for symbol in symbols:
+            try:
+                return super().__getattr__(symbol)
+            except AttributeError:
+                continue
+        # Not an AttributeError, from which pynvml makes an error that does not name the function.
+        raise _NvmlError(_FUNCTION_NOT_FOUND, f"this NVML has no {symbols[-1]}")
+
+
+class _Nvml:
+    """The NVML at *path*, asked through pynvml; errors are _NvmlError."""
 
     def __init__(self, path: str) -> None:
         """Load it; raise OSError."""
-        self._library = ctypes.CDLL(path)
-        self._functions: dict[str, Any] = {}
-        self._text = ctypes.create_string_buffer(_TEXT_BYTES)
+        import pynvml  # noqa: PLC0415 (large: only the process that asks imports it)
 
-    def call(self, name: str, *arguments: object) -> None:
-        """Call the newest version of the function *name*; raise _NvmlError."""
-        if name not in self._functions:
-            self._functions[name] = self._find(name)
-        function = self._functions[name]
-        if function is None:
-            raise _NvmlError(_FUNCTION_NOT_FOUND, f"this NVML has no {name}")
-        code = function(*arguments)
-        if code != 0:
-            raise _NvmlError(code, self._describe(code))
+        # pynvml would load the first libnvidia-ml.so.1 on the loader's path.
+        pynvml.nvmlLib = _Library(path)
+        # pynvml makes its buffers so large; a driver may have longer names than NVML documents.
+        pynvml.NVML_DEVICE_NAME_V2_BUFFER_SIZE = _TEXT_BYTES
+        pynvml.NVML_DEVICE_UUID_V2_BUFFER_SIZE = _TEXT_BYTES
+        self._pynvml = pynvml
 
-    def number(self, name: str, *arguments: object) -> int:
-        """Return the number that the function *name* tells; raise _NvmlError."""
-        found = ctypes.c_uint()
-        self.call(name, *arguments, ctypes.byref(found))
-        return found.value
-
-    def handle(self, name: str, *arguments: object) -> ctypes.c_void_p:
-        """Return the device that the function *name* tells; raise _NvmlError."""
-        found = ctypes.c_void_p()
-        self.call(name, *arguments, ctypes.byref(found))
-        return found
+    def ask(self, name: str, *arguments: object) -> Any:  # noqa: ANN401 (what pynvml returns)
+        """Return what the function *name* of pynvml returns; raise _NvmlError."""
+        try:
+            return getattr(self._pynvml, name)(*arguments)
+        except self._pynvml.NVMLError as error:
+            raise _NvmlError(error.value, self._describe(error.value)) from None
 
     def text(self, name: str, *arguments: object) -> str:
-        """Return the text that the function *name* tells; raise _NvmlError."""
-        buffer = self._text
-        buffer[0] = b"\0"
+        """Return the text that the function *name* returns; raise _NvmlError."""
         try:
-            self.call(name, *arguments, buffer, ctypes.c_uint(len(buffer)))
-        except _NvmlError as error:
-            if error.code != _INSUFFICIENT_SIZE:
-                raise
-            buffer = ctypes.create_string_buffer(_LONG_TEXT_BYTES)
-            self.call(name, *arguments, buffer, ctypes.c_uint(len(buffer)))
-        return buffer.value.decode("utf-8", "surrogateescape")
+            text: str = self.ask(name, *arguments)
+        except UnicodeDecodeError as error:
+            text = error.object.decode("utf-8", "surrogateescape")
+        return text
 
-    def bus_id(self, device: ctypes.c_void_p) -> str:
+    def bus_id(self, device: object) -> str:
         """Return the bus id of *device* as sysfs spells it, "" if NVML does not tell."""
-        info = ctypes.create_string_buffer(_PCI_INFO_BYTES)
-        for suffix, at in (("_v3", _BUS_ID_AT), ("_v2", _OLD_BUS_ID_AT), ("", _OLD_BUS_ID_AT)):
+        info = _optional(self.ask, "nvmlDeviceGetPciInfo_v3", device)
+        # An old NVML fills the first of the two fields alone, with a domain of 4 digits.
+        for field in ("busId", "busIdLegacy") if info else ():
             try:
-                self.call(f"nvmlDeviceGetPciInfo{suffix}", device, info)
-            except _NvmlError as error:
-                if error.code not in _NOT_HERE:
-                    raise
+                match = _BUS_ID.match(getattr(info, field))
+            except UnicodeDecodeError:
                 continue
-            text = info.raw[at:].split(b"\0", 1)[0].decode("ascii", "replace")
-            found = _BUS_ID.match(text)
-            return f"{int(found[1], 16):04x}:{found[2].lower()}" if found else ""
+            if match:
+                return f"{int(match[1], 16):04x}:{match[2].lower()}"
         return ""
 
-    def _find(self, name: str) -> Any:  # noqa: ANN401 (a function of ctypes, or None)
-        for symbol in _VERSIONS.get(name, (name,)):
-            try:
-                return getattr(self._library, symbol)
-            except AttributeError:
-                continue
-        return None
-
     def _describe(self, code: int) -> str:
+        """Return the library's own words, which are those of its version."""
         try:
-            describe = self._library.nvmlErrorString
-        except AttributeError:
+            return escape(self.text("nvmlErrorString", code) or "")
+        except _NvmlError:
             return f"code {code}"
-        describe.restype = ctypes.c_char_p
-        text: bytes = describe(code) or b""
-        return escape(text.decode("utf-8", "surrogateescape"))
 
 
 def _be_child(writer: int, library: str, deadline_s: float, proc: str) -> NoReturn:
@@ -305,6 +298,8 @@ def _be_child(writer: int, library: str, deadline_s: float, proc: str) -> NoRetu
     status = 1
     try:
         os.setsid()
+        # An unreachable object of the parent must not close its descriptor's number here.
+        gc.disable()
         # NVML may start nvidia-modprobe, and waits for it.
         for number in (signal.SIGCHLD, signal.SIGALRM, signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
@@ -324,7 +319,7 @@ def _be_child(writer: int, library: str, deadline_s: float, proc: str) -> NoRetu
             answer = _ask(library, proc)
         except _NvmlError as error:
             answer = {"error": str(error), "code": error.code}
-        except OSError as error:
+        except (OSError, ImportError) as error:
             answer = {"error": escape(str(error))}
         view = memoryview(json.dumps(answer).encode())
         while view:
@@ -337,10 +332,10 @@ def _be_child(writer: int, library: str, deadline_s: float, proc: str) -> NoRetu
 
 def _ask(library: str, proc: str) -> dict[str, Any]:
     nvml = _Nvml(library)
-    nvml.call("nvmlInit")
+    nvml.ask("nvmlInit")
     gpus: list[dict[str, Any]] = []
     problems: list[str] = []
-    for index in range(nvml.number("nvmlDeviceGetCount")):
+    for index in range(nvml.ask("nvmlDeviceGetCount")):
         try:
             gpus.append(_gpu(nvml, index, proc, problems))
         except _NvmlError as error:
@@ -356,13 +351,13 @@ def _ask(library: str, proc: str) -> dict[str, Any]:
 
 def _cuda_version(nvml: _Nvml) -> str:
     """Return the newest version of CUDA that the driver runs, "" if NVML does not tell."""
-    number = _unless_error(nvml.number, "nvmlSystemGetCudaDriverVersion")
+    number = _unless_error(nvml.ask, "nvmlSystemGetCudaDriverVersion_v2")
     return f"{number // 1000}.{number % 1000 // 10}" if number else ""
 
 
 def _gpu(nvml: _Nvml, index: int, proc: str, problems: list[str]) -> dict[str, Any]:
     """Return what there is to know of one GPU; raise _NvmlError if it cannot be used."""
-    device = nvml.handle("nvmlDeviceGetHandleByIndex", ctypes.c_uint(index))
+    device = nvml.ask("nvmlDeviceGetHandleByIndex", index)
     uuid = _uuid(nvml, device, f"GPU {index}", problems)
     bus_id = nvml.bus_id(device)
     gpu: dict[str, Any] = {
@@ -376,28 +371,22 @@ def _gpu(nvml: _Nvml, index: int, proc: str, problems: list[str]) -> dict[str, A
         "mig_enabled": False,
         "mig_devices": [],
     }
-    current, pending = ctypes.c_uint(), ctypes.c_uint()
-    try:
-        nvml.call("nvmlDeviceGetMigMode", device, ctypes.byref(current), ctypes.byref(pending))
-    except _NvmlError as error:
-        if error.code not in _NOT_HERE:
-            raise
-        return gpu
-    if current.value:
+    mode = _optional(nvml.ask, "nvmlDeviceGetMigMode", device)
+    if mode and mode[0]:
         gpu["mig_enabled"] = True
         gpu["mig_devices"] = _mig_devices(nvml, device, index, problems)
     return gpu
 
 
 def _mig_devices(
-    nvml: _Nvml, device: ctypes.c_void_p, gpu: int, problems: list[str]
+    nvml: _Nvml, device: object, gpu: int, problems: list[str]
 ) -> list[dict[str, Any]]:
     found = []
-    count = _optional(nvml.number, "nvmlDeviceGetMaxMigDeviceCount", device)
+    count = _optional(nvml.ask, "nvmlDeviceGetMaxMigDeviceCount", device)
     for index in range(_MAX_MIG_DEVICES if count is None else count):
         what = f"MIG device {gpu}:{index}"
         try:
-            mig = nvml.handle("nvmlDeviceGetMigDeviceHandleByIndex", device, ctypes.c_uint(index))
+            mig = nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", device, index)
         except _NvmlError as error:
             if error.code in _NOT_HERE:
                 problems.append(f"the MIG devices of GPU {gpu} are left out: {error}")
@@ -410,8 +399,8 @@ def _mig_devices(
                 {
                     "index": index,
                     "uuid": _uuid(nvml, mig, what, problems),
-                    "gpu_instance": nvml.number("nvmlDeviceGetGpuInstanceId", mig),
-                    "compute_instance": nvml.number("nvmlDeviceGetComputeInstanceId", mig),
+                    "gpu_instance": nvml.ask("nvmlDeviceGetGpuInstanceId", mig),
+                    "compute_instance": nvml.ask("nvmlDeviceGetComputeInstanceId", mig),
                 }
             )
         except _NvmlError as error:
@@ -437,26 +426,21 @@ def _unless_error(ask: Any, *arguments: object) -> Any:  # noqa: ANN401 (what *a
         return None
 
 
-def _architecture(nvml: _Nvml, device: ctypes.c_void_p) -> str:
+def _architecture(nvml: _Nvml, device: object) -> str:
     """Return the compute capability, "" if NVML does not tell."""
-    major, minor = ctypes.c_int(), ctypes.c_int()
-    references = ctypes.byref(major), ctypes.byref(minor)
-    try:
-        nvml.call("nvmlDeviceGetCudaComputeCapability", device, *references)
-    except _NvmlError:
-        return ""
-    return f"{major.value}.{minor.value}"
+    capability = _unless_error(nvml.ask, "nvmlDeviceGetCudaComputeCapability", device)
+    return "{}.{}".format(*capability) if capability else ""
 
 
-def _brand(nvml: _Nvml, device: ctypes.c_void_p) -> str:
+def _brand(nvml: _Nvml, device: object) -> str:
     """Return the brand as requirements spell it, "" if NVML does not tell."""
-    number = _unless_error(nvml.number, "nvmlDeviceGetBrand", device)
+    number = _unless_error(nvml.ask, "nvmlDeviceGetBrand", device)
     if number is None:
         return ""
     return _BRANDS[number] if number < len(_BRANDS) else _BRANDS[0]
 
 
-def _uuid(nvml: _Nvml, device: ctypes.c_void_p, what: str, problems: list[str]) -> str:
+def _uuid(nvml: _Nvml, device: object, what: str, problems: list[str]) -> str:
     """Return the UUID, "" if there is none or none that can be a name; raise _NvmlError."""
     uuid: str = _optional(nvml.text, "nvmlDeviceGetUUID", device) or ""
     if uuid and not _UUID.match(uuid):
@@ -465,10 +449,10 @@ def _uuid(nvml: _Nvml, device: ctypes.c_void_p, what: str, problems: list[str]) 
     return uuid
 
 
-def _minor(nvml: _Nvml, device: ctypes.c_void_p, bus_id: str, proc: str) -> int:
+def _minor(nvml: _Nvml, device: object, bus_id: str, proc: str) -> int:
     """Return the number of the GPU's node, from the kernel where NVML does not know it."""
     try:
-        return nvml.number("nvmlDeviceGetMinorNumber", device)
+        return int(nvml.ask("nvmlDeviceGetMinorNumber", device))
     except _NvmlError as error:
         if error.code not in _NOT_HERE or not bus_id:
             raise

@@ -140,6 +140,9 @@ def test_whose_files_they_are_is_said(tree: Path) -> None:
     documents = tree / "share/doc/gpuruntime"
     licenses = {path.name: path.read_text() for path in (documents / "licenses").iterdir()}
     assert {"attrs", "click", "jsonschema", "pyyaml", "tomlkit"} <= licenses.keys()
+    assert "pyelftools" in licenses
+    assert licenses["nvidia_ml_py"].startswith("Copyright")
+    assert not licenses["nvidia_ml_py"].endswith("#\n")
     assert all(licenses.values())
     packages = (documents / "bundled-packages").read_text().splitlines()
     if shutil.which("dpkg-query"):

@@ -21,7 +21,8 @@ import releases
 TREE = Path(__file__).parents[2]
 OURS, COMPAT = "gpuruntime", "gpuruntime-nvidia-compat"
 LIBRARY = "usr/lib/gpuruntime"
-VENDORED = ["tomlkit"]
+# Distribution → its module.
+VENDORED = {"nvidia-ml-py": "pynvml.py", "tomlkit": "tomlkit/__init__.py"}
 PROGRAMS = {
     OURS: ["gpu-cdi-hook", "gpu-container-runtime", "gpu-container-runtime-hook", "gpuruntime"],
     COMPAT: [
@@ -157,15 +158,18 @@ def test_scripts_are_shell(unpacked: dict[str, Path]) -> None:
 def test_dependencies_are_debians_or_brought_along(
     built: dict[str, Path], unpacked: dict[str, Path]
 ) -> None:
-    """One list, of pyproject.toml; what is too old in Debian 12 is in the private directory."""
+    """One list, of pyproject.toml; what Debian 12 lacks or has too old is brought along."""
     project = tomllib.loads((TREE / "pyproject.toml").read_text())["project"]
     wanted = dict(re.split(">=", text) for text in project["dependencies"])
     site = unpacked[OURS] / LIBRARY / "venv/lib/python3/site-packages"
-    for name in VENDORED:
-        (found,) = site.glob(f"{name}-*.dist-info")
-        brought = found.name.removeprefix(f"{name}-").removesuffix(".dist-info")
+    for name, module in VENDORED.items():
+        folder = name.replace("-", "_")
+        (info,) = site.glob(f"{folder}-*.dist-info")
+        brought = info.name.removeprefix(f"{folder}-").removesuffix(".dist-info")
         assert numbers(brought) >= numbers(wanted.pop(name))
-        assert (site / name / "__init__.py").is_file()
+        assert (site / module).is_file()
+    known = {"gpuruntime.pth", *(module.partition("/")[0] for module in VENDORED.values())}
+    assert {path.name for path in site.iterdir() if path.suffix != ".dist-info"} == known
     renamed = {"pyyaml": "yaml"}
     expected = {f"python3-{renamed.get(k, k)} (>= {v})" for k, v in wanted.items()}
     expected.add(f"python3 ({project['requires-python'].replace('>=', '>= ')})")

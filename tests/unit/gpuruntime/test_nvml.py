@@ -460,6 +460,56 @@ def test_neither_environment_nor_descriptors_reach_the_library(
     assert os.environ["FAKENVML_CONF"] == str(tmp_path / "other.conf")
 
 
+def test_descriptors_of_the_parent_s_garbage_are_no_longer_its(install: Install) -> None:
+    """The child's answer goes where the parent may have had a directory open."""
+    script = f"""
+import gc, os
+from gpuruntime.discover import nvml
+class Owner:
+    def __init__(self):
+        self.itself, self.fd = self, os.open("/", os.O_RDONLY)
+    def __del__(self):
+        os.close(self.fd)
+gc.collect()
+assert Owner().fd == 3
+print(nvml.query({install()!r}).driver_version)
+"""
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", script], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("550.163.01\n", "")
+
+
+def test_pynvml_is_imported_only_by_the_process_that_asks(install: Install) -> None:
+    """It is large, and its users in this process, if any, ask another library."""
+    script = f"""
+import sys
+from gpuruntime.discover import nvml
+nvml.query({install()!r})
+print("pynvml" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-I", "-c", script], stdout=subprocess.PIPE, check=True)
+    assert done.stdout == b"False\n"
+
+
+def test_without_pynvml_there_is_an_error(install: Install) -> None:
+    """Modules copied by hand."""
+    script = f"""
+import sys
+sys.modules["pynvml"] = None
+from gpuruntime.discover import nvml
+from gpuruntime.errors import DriverError
+try:
+    nvml.query({install()!r})
+except DriverError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", script], capture_output=True, text=True, check=True
+    )
+    assert "import of pynvml" in done.stdout
+
+
 def test_two_versions_of_the_driver_are_both_named(install: Install, tmp_path: Path) -> None:
     """B036: an upgrade without a reboot."""
     line = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.261.03  Tue Jun  3 2025\n"
