@@ -11,6 +11,7 @@ import re
 import struct
 
 from cdi import strictjson
+from gpuruntime.formats import elf
 from gpuruntime.record import Record
 
 TYPE_CHECKING = False
@@ -22,22 +23,8 @@ if TYPE_CHECKING:
 
 SECTION = b".note.cuda.fwd_compatibility"
 OWNER = b"NVIDIA Corporation"
-# The ELF header has 64 bytes. Together: less than 64 KiB are read of any file.
-MAX_SECTIONS_BYTES = 16 << 10
-MAX_NAMES_BYTES = 16 << 10
-MAX_NOTE_BYTES = 16 << 10
-
-_IDENT = struct.Struct("<4sBBB9x")  # magic, class, byte order, version
-_LITTLE_ENDIAN = 1
-# Of the header: offset of the section headers, their size, their number, which one has the names.
-# Of a section: name, type, offset, size.
-_LAYOUTS = {
-    1: (struct.Struct("<32xI10xHHH"), struct.Struct("<II8xII16x")),
-    2: (struct.Struct("<40xQ10xHHH"), struct.Struct("<II16xQQ24x")),
-}
 _NOTE_SECTION = 7
 _NOTE = struct.Struct("<III")  # bytes of the owner, bytes of the description, type
-_MAX_OFFSET = (1 << 63) - 1 - (64 << 10)  # an off_t
 _VERSION = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9}){0,3}\Z")
 
 
@@ -87,37 +74,11 @@ def read_note(read_at: Callable[[int, int], bytes]) -> Note | None:
 
     Raises NoteError for a file that is damaged, no little-endian ELF, or beyond the limits.
     """
-    ident = _read(read_at, 0, _IDENT.size)
-    magic, width, order, _ = _IDENT.unpack(ident)
-    if magic != b"\x7fELF" or order != _LITTLE_ENDIAN or width not in _LAYOUTS:
-        raise NoteError("no little-endian ELF")
-    header, section = _LAYOUTS[width]
-    table, size, count, names_index = header.unpack(_read(read_at, 0, header.size))
-    if count == 0:
-        return None
-    if size != section.size or count * size > MAX_SECTIONS_BYTES or names_index >= count:
-        raise NoteError(f"{count} section headers of {size} bytes, names in {names_index}")
-    sections = list(section.iter_unpack(_read(read_at, table, count * size)))
-    _, _, offset, length = sections[names_index]
-    if length > MAX_NAMES_BYTES:
-        raise NoteError(f"section names of {length} bytes")
-    names = _read(read_at, offset, length)
-    for name, kind, offset, length in sections:
-        if kind != _NOTE_SECTION or names[name : name + len(SECTION) + 1] != SECTION + b"\0":
-            continue
-        if length > MAX_NOTE_BYTES:
-            raise NoteError(f"a note of {length} bytes")
-        return _parse_notes(_read(read_at, offset, length))
-    return None
-
-
-def _read(read_at: Callable[[int, int], bytes], offset: int, length: int) -> bytes:
-    if offset > _MAX_OFFSET:
-        raise NoteError(f"offset {offset:#x} is beyond the end of any file")
-    data = read_at(offset, length)
-    if len(data) != length:
-        raise NoteError(f"{length} bytes at offset {offset:#x}: the file ends before")
-    return data
+    try:
+        section = elf.read_section(read_at, SECTION, _NOTE_SECTION)
+    except elf.ElfError as error:
+        raise NoteError(str(error)) from error
+    return None if section is None else _parse_notes(section)
 
 
 def _parse_notes(data: bytes) -> Note:

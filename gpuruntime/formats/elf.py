@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read what the loader knows of a library: ABI, SONAME and the names it needs.
+"""Read ELF files: what the loader knows of a library, whether it needs a loader, one section.
 
-On the start path; pure over bytes or an open file. Little-endian ELF, 32 and 64 bit. Only program
-headers are used, as the loader does: section headers may be stripped. Reads the header, the
-program headers, the dynamic section and the names in question, each within the limits below.
-`readelf -hd FILE` shows the same.
+On the start path; pure over bytes, an open file or a function that reads. Little-endian ELF, 32
+and 64 bit. Each table and name is read within the limits below. `readelf -hlSd FILE` shows the
+same. Whatever is malformed is an ElfError.
 """
 
 from __future__ import annotations
@@ -18,7 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import BinaryIO
 
+    Reader = Callable[[int, int], bytes]
+
 MAX_TABLE_BYTES = 64 << 10  # of program headers and of the dynamic section, each
+MAX_SECTION_BYTES = 16 << 10  # of section headers, of their names, and of the section, each
 MAX_NAME_BYTES = 4096
 MAX_NEEDED = 512
 _NAME_CHUNK_BYTES = 64
@@ -32,6 +34,7 @@ _EXECUTABLE, _LIBRARY = 2, 3
 
 _LOAD = 1
 _DYNAMIC = 2
+_INTERPRETER = 3
 
 _NULL = 0
 _NEEDED = 1
@@ -65,57 +68,122 @@ class Elf(Record):
 class _Layout:
     """Where the fields are that differ between the two classes."""
 
-    __slots__ = ("dynamic", "header", "segment", "segment_fields")
+    __slots__ = ("dynamic", "header", "section", "segment", "segment_fields")
 
-    def __init__(self, header: str, segment: str, fields: tuple[int, ...], dynamic: str) -> None:
+    def __init__(
+        self, header: str, segment: str, fields: tuple[int, ...], dynamic: str, section: str
+    ) -> None:
         self.header = struct.Struct(header)
         self.segment = struct.Struct(segment)
         self.segment_fields = fields
         self.dynamic = struct.Struct(dynamic)
+        self.section = struct.Struct(section)
 
 
 # Header, behind the identification: type, machine, version, entry, offset of program headers,
-# offset of section headers, flags, header size, size and count of program headers.
+# offset of section headers, flags, header size, size and count of program headers, size and count
+# of section headers, which section has their names.
 # Segment fields: the places of offset, address and size in the file.
+# Section: name, type, offset, size.
 _LAYOUTS = {
-    _CLASS32: _Layout("<HHIIIIIHHH", "<8I", (1, 2, 4), "<II"),
-    _CLASS64: _Layout("<HHIQQQIHHH", "<IIQQQQQQ", (2, 3, 5), "<QQ"),
+    _CLASS32: _Layout("<HHIIIIIHHHHHH", "<8I", (1, 2, 4), "<II", "<II8xII16x"),
+    _CLASS64: _Layout("<HHIQQQIHHHHHH", "<IIQQQQQQ", (2, 3, 5), "<QQ", "<II16xQQ24x"),
 }
+
+
+class _Header:
+    """The header of the file that *read_at* reads; raises ElfError."""
+
+    __slots__ = ("fields", "layout", "read_at", "width")
+
+    def __init__(self, read_at: Reader) -> None:
+        self.read_at = read_at
+        ident = _read(read_at, 0, _IDENT.size)
+        magic, self.width, order, version = _IDENT.unpack(ident)
+        if magic != b"\x7fELF":
+            raise ElfError("not an ELF file")
+        layout = _LAYOUTS.get(self.width)
+        if layout is None or order != _LITTLE_ENDIAN or version != _CURRENT_VERSION:
+            raise ElfError(
+                f"unknown ELF: class {self.width}, byte order {order}, version {version}"
+            )
+        self.layout = layout
+        self.fields = layout.header.unpack(_read(read_at, _IDENT.size, layout.header.size))
+
+    def segments(self) -> list[tuple[int, ...]]:
+        """Return the program headers of a program or library."""
+        kind, _, _, _, table, _, _, _, size, count, *_ = self.fields
+        if kind not in (_EXECUTABLE, _LIBRARY):
+            raise ElfError(f"ELF of type {kind} is neither a program nor a library")
+        if count and (size != self.layout.segment.size or count * size > MAX_TABLE_BYTES):
+            raise ElfError(f"{count} program headers of {size} bytes")
+        return list(self.layout.segment.iter_unpack(_read(self.read_at, table, count * size)))
+
+    def sections(self) -> tuple[list[tuple[int, ...]], bytes]:
+        """Return the section headers, and the bytes that have their names."""
+        table, (size, count, names_index) = self.fields[5], self.fields[10:]
+        if not count:
+            return [], b""
+        if (
+            size != self.layout.section.size
+            or count * size > MAX_SECTION_BYTES
+            or names_index >= count
+        ):
+            raise ElfError(f"{count} section headers of {size} bytes, names in {names_index}")
+        rows = list(self.layout.section.iter_unpack(_read(self.read_at, table, count * size)))
+        _, _, offset, length = rows[names_index]
+        if length > MAX_SECTION_BYTES:
+            raise ElfError(f"section names of {length} bytes")
+        return rows, _read(self.read_at, offset, length)
 
 
 def read(source: bytes | BinaryIO) -> Elf:
     """Return what the ELF file *source* says of itself.
 
-    A file is read by seek and read, and stays open. Raises `ElfError` for anything malformed;
-    what the file's own read raises is passed on.
+    Only program headers are used, as the loader does: section headers may be stripped. A file is
+    read by seek and read, and stays open. Raises `ElfError` for anything malformed; what the
+    file's own read raises is passed on.
     """
-    read_at = _reader(source)
-    magic, width, order, version = _IDENT.unpack(read_at(0, _IDENT.size))
-    if magic != b"\x7fELF":
-        raise ElfError("not an ELF file")
-    layout = _LAYOUTS.get(width)
-    if layout is None or order != _LITTLE_ENDIAN or version != _CURRENT_VERSION:
-        raise ElfError(f"unknown ELF: class {width}, byte order {order}, version {version}")
-    fields = layout.header.unpack(read_at(_IDENT.size, layout.header.size))
-    kind, machine, _, _, table, _, flags, _, size, count = fields
-    if kind not in (_EXECUTABLE, _LIBRARY):
-        raise ElfError(f"ELF of type {kind} is neither a program nor a library")
-    if count and (size != layout.segment.size or count * size > MAX_TABLE_BYTES):
-        raise ElfError(f"{count} program headers of {size} bytes")
-
+    header = _Header(_reader(source))
+    layout = header.layout
     loads = []
     dynamic = None
-    for segment in layout.segment.iter_unpack(read_at(table, count * size) if count else b""):
+    for segment in header.segments():
         offset, address, length = (segment[field] for field in layout.segment_fields)
         if segment[0] == _LOAD:
             loads.append((address, offset, length))
         elif segment[0] == _DYNAMIC:
             dynamic = offset, length
-    abi = _abi(machine, width, flags)
+    abi = _abi(header.fields[1], header.width, header.fields[6])
     if dynamic is None:
         return Elf(abi, None, ())
-    soname, needed = _read_dynamic(read_at, layout, loads, *dynamic)
+    soname, needed = _read_dynamic(header.read_at, layout, loads, *dynamic)
     return Elf(abi, soname, needed)
+
+
+def is_static_program(data: bytes) -> bool:
+    """Return whether *data* is a 64-bit program that no loader has to load."""
+    try:
+        header = _Header(_reader(data))
+        kinds = [segment[0] for segment in header.segments()]
+    except ElfError:
+        return False
+    return header.width == _CLASS64 and bool(kinds) and _INTERPRETER not in kinds
+
+
+def read_section(read_at: Reader, name: bytes, kind: int) -> bytes | None:
+    """Return the first section *name* of type *kind*, None without one; raise ElfError.
+
+    *read_at* returns what there is of so many bytes at an offset.
+    """
+    rows, names = _Header(read_at).sections()
+    for name_at, row_kind, offset, length in rows:
+        if row_kind != kind or names[name_at : name_at + len(name) + 1] != name + b"\0":
+            continue
+        if length > MAX_SECTION_BYTES:
+            raise ElfError(f"a section of {length} bytes")
+        return _read(read_at, offset, length)
+    return None
 
 
 def _abi(machine: int, width: int, flags: int) -> str:
@@ -135,7 +203,7 @@ def _abi(machine: int, width: int, flags: int) -> str:
 
 
 def _read_dynamic(
-    read_at: Callable[[int, int], bytes],
+    read_at: Reader,
     layout: _Layout,
     loads: list[tuple[int, int, int]],
     offset: int,
@@ -148,7 +216,7 @@ def _read_dynamic(
     soname = None
     needed = []
     names: dict[int, int] = {}
-    for tag, value in layout.dynamic.iter_unpack(read_at(offset, length)):
+    for tag, value in layout.dynamic.iter_unpack(_read(read_at, offset, length)):
         if tag == _NULL:
             break
         if tag == _NEEDED:
@@ -178,10 +246,10 @@ def _file_offset(loads: list[tuple[int, int, int]], address: int) -> int:
     raise ElfError(f"address {address:#x} is in no segment")
 
 
-def _read_name(read_at: Callable[[int, int], bytes], at: int, room: int) -> str:
+def _read_name(read_at: Reader, at: int, room: int) -> str:
     name = b""
     while len(name) < min(room, MAX_NAME_BYTES):
-        chunk = read_at(at + len(name), min(_NAME_CHUNK_BYTES, room - len(name)))
+        chunk = _read(read_at, at + len(name), min(_NAME_CHUNK_BYTES, room - len(name)))
         end = chunk.find(b"\0")
         if end >= 0:
             return (name + chunk[:end]).decode("utf-8", "surrogateescape")
@@ -189,30 +257,28 @@ def _read_name(read_at: Callable[[int, int], bytes], at: int, room: int) -> str:
     raise ElfError("a name that does not end")
 
 
-def _reader(source: bytes | BinaryIO) -> Callable[[int, int], bytes]:
-    """Return a function of offset and length that reads exactly so much of *source*."""
+def _reader(source: bytes | BinaryIO) -> Reader:
+    """Return a function of offset and length that reads what there is of *source*."""
     if isinstance(source, bytes):
         data = source
+        return lambda offset, length: data[offset : offset + length]
+    file = source
 
-        def read_at(offset: int, length: int) -> bytes:
-            return _whole(data[offset : offset + length], offset, length)
-
-    else:
-        file = source
-
-        def read_at(offset: int, length: int) -> bytes:
-            if not length:
-                # As with bytes, wherever it is: a file system may have no such offset.
-                return b""
-            if offset > _MAX_FILE_OFFSET:
-                raise ElfError(f"offset {offset:#x} is beyond the end of any file")
-            file.seek(offset)
-            return _whole(file.read(length), offset, length)
+    def read_at(offset: int, length: int) -> bytes:
+        file.seek(offset)
+        return file.read(length)
 
     return read_at
 
 
-def _whole(data: bytes, offset: int, length: int) -> bytes:
+def _read(read_at: Reader, offset: int, length: int) -> bytes:
+    """Return exactly *length* bytes at *offset*; raise ElfError."""
+    if not length:
+        # Wherever it is: a file system may have no such offset.
+        return b""
+    if offset > _MAX_FILE_OFFSET:
+        raise ElfError(f"offset {offset:#x} is beyond the end of any file")
+    data = read_at(offset, length)
     if len(data) != length:
         raise ElfError(f"{length} bytes at offset {offset:#x}: the file ends before")
     return data

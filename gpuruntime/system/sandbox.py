@@ -13,10 +13,10 @@ import fcntl
 import os
 import resource
 import stat
-import struct
 import time
 
 from gpuruntime.errors import LdcacheError
+from gpuruntime.formats import elf
 from gpuruntime.system import seccomp, syscalls
 from gpuruntime.system.paths import Root, read_regular
 from gpuruntime.trusted_files import may_trust
@@ -51,8 +51,6 @@ _LIMITS = (
     (resource.RLIMIT_NPROC, 1),
     (resource.RLIMIT_CORE, 0),
 )
-_ELF64 = struct.Struct("<4sBBB9xHH12xQ14xHH")  # up to the number of program headers
-_LIBRARY, _PROGRAM, _INTERPRETER = 3, 2, 3
 _NOT_RUN = 126
 _PROGRAM_FD = 3
 _MAX_WHY_BYTES = 500
@@ -96,7 +94,7 @@ def _sealed_copy(path: str) -> int:
             data = read_regular(fd, path, MAX_PROGRAM_BYTES)
         finally:
             os.close(fd)
-        if not _is_static(data):
+        if not elf.is_static_program(data):
             raise _unusable(path, "not an ELF program without an interpreter")
         copy = os.memfd_create("ldconfig", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         view = memoryview(data)
@@ -108,19 +106,6 @@ def _sealed_copy(path: str) -> int:
     except OSError as error:
         raise _unusable(path, str(error)) from error
     return copy
-
-
-def _is_static(data: bytes) -> bool:
-    """Tell whether *data* is a 64-bit program that no loader has to load."""
-    if len(data) < _ELF64.size:
-        return False
-    magic, width, order, _, kind, _, table, size, count = _ELF64.unpack_from(data)
-    if (magic, width, order) != (b"\x7fELF", 2, 1) or kind not in (_PROGRAM, _LIBRARY):
-        return False
-    if size < 4 or table + size * count > len(data):
-        return False
-    kinds = [struct.unpack_from("<I", data, table + size * n)[0] for n in range(count)]
-    return bool(kinds) and _INTERPRETER not in kinds
 
 
 def _is_directory(root: Root, path: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import py_compile
 import re
+import struct
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import reachable
+from driver_roots import VERSION
 from hosts_at_fault import (
     BUS_IDS,
     LAUNCHER,
@@ -895,6 +897,30 @@ def test_two_toolkits_in_one_engine(host: Host) -> None:
     host.remove("/usr/bin/nvidia-container-runtime")
     host.link("/usr/bin/nvidia-container-runtime", "gpu-container-runtime")
     assert found(host, "toolkits")[0].status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("at", "form", "value", "what"),
+    [
+        # The size of the first segment in the file.
+        (64 + 32, "<Q", 1 << 20, "is cut off: it has {} of 1048576 bytes"),
+        # Where the section headers are: the loader does not read them, pyelftools does.
+        (40, "<Q", 1 << 40, "is damaged: "),
+    ],
+)
+def test_a_library_that_is_not_whole(
+    host: Host, at: int, form: str, value: int, what: str
+) -> None:
+    """A disk was full: the library has all its names, and its users end by SIGBUS."""
+    path = f"{LIBRARIES}/libcuda.so.{VERSION}"
+    assert [finding.status for finding in found(host, "files")] == ["ok"]
+    data = bytearray(host.at(path).read_bytes())
+    struct.pack_into(form, data, at, value)
+    host.at(path).write_bytes(data)
+    (finding,) = found(host, "files")
+    assert finding.status == "fail"
+    assert f'"{path}" {what.format(len(data))}' in finding.what
+    assert finding.action == "install the driver again"
 
 
 @pytest.mark.parametrize(("value", "status"), [("0 0", "warn"), ("1 1", "ok")])

@@ -7,9 +7,9 @@ import posixpath
 import re
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from gpuruntime.cli.checks import processes
+from gpuruntime.cli.checks import elf_files, processes
 from gpuruntime.cli.checks.finding import Note, fail, ok, warn
 from gpuruntime.cli.checks.machine import Machine, Place
 from gpuruntime.discover import driver, nvml, search_paths, version
@@ -208,16 +208,33 @@ def _elsewhere(machine: Machine, place: Place) -> str:
 
 
 def files(machine: Machine) -> Iterator[Note]:
-    """See whether what goes with the libraries is there, as the files that lead to Vulkan."""
+    """See whether the libraries are whole, and what goes with them is there, such as Vulkan's."""
     root = machine.driver_root().open()
     if root is None or not _has_nvml(root):
         yield ok("no driver to look for the files of")
         return
     found = driver.find_driver(root, elsewhere=(), environment=machine.is_live)
+    damaged = _damaged(machine, [library.host_path for library in found.libraries])
+    for what in damaged:
+        yield fail(what, "install the driver again")
     for problem in found.problems:
         yield warn(problem, "install that part of the driver, if containers are to have it")
-    if not found.problems:
+    if not damaged and not found.problems:
         yield ok(f"{len(found.libraries)} libraries, {len(found.files)} other files")
+
+
+def _damaged(machine: Machine, paths: Iterable[str]) -> list[str]:
+    """Return a sentence for each library of *paths* that is not whole."""
+    sentences = []
+    for path in paths:
+        file = machine.open(path if machine.is_live else path.removeprefix(machine.root))
+        if file is None:
+            continue
+        with file:
+            what = elf_files.damage(file)
+        if what:
+            sentences.append(f'"{path}" {what}')
+    return sentences
 
 
 def loader_cache(machine: Machine) -> Iterator[Note]:

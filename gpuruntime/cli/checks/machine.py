@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 from gpuruntime import config as settings
 from gpuruntime.config import Config
@@ -78,6 +78,21 @@ class Machine:
             return None
         try:
             return _content(fd, max_bytes)
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+
+    def open(self, path: str) -> BinaryIO | None:
+        """Return the regular file *path*, open for reading; None if it cannot be had."""
+        try:
+            fd = self._root.open_path(path)
+        except OSError:
+            return None
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return None
+            return os.fdopen(reopen(fd, os.O_RDONLY), "rb")
         except OSError:
             return None
         finally:

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong with an ELF file, by pyelftools: more than discovery and the hooks read of it."""
+
+from __future__ import annotations
+
+import os
+from typing import BinaryIO
+
+
+def damage(file: BinaryIO) -> str:
+    """Return what is wrong with the ELF file *file*, "" if nothing is.
+
+    A library whose end is missing, after a full disk or a broken download, may still have all its
+    names; a program that uses it ends by a signal.
+    """
+    from elftools.elf.elffile import ELFFile  # noqa: PLC0415 (large)
+
+    size = os.fstat(file.fileno()).st_size
+    try:
+        segments = ELFFile(file).iter_segments()
+        end = max(
+            (s["p_offset"] + s["p_filesz"] for s in segments if s["p_type"] == "PT_LOAD"),
+            default=0,
+        )
+    except Exception as error:  # noqa: BLE001 (pyelftools raises anything for a damaged file)
+        return f"is damaged: {type(error).__name__}: {error}"
+    return f"is cut off: it has {size} of {end} bytes" if end > size else ""
