@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -17,19 +18,20 @@ from gpuruntime.configfile import options
 
 TREE = Path(__file__).parents[2]
 ARCHITECTURE = TREE / "docs" / "concepts" / "architecture.md"
+CHANGING = TREE / "docs" / "development" / "changing-the-code.md"
 SCREEN_LINES = 50
+# Modules that are files of a package, not rooms.
+NO_ROOMS = {"__init__.py", "__main__.py"}
 
 
 def _rows() -> list[tuple[str, str, str]]:
-    rows = re.findall(
-        r"^\| ([^|]+) \| `([^`]+)` \| (.+) \|$", ARCHITECTURE.read_text(), re.MULTILINE
-    )
+    rows = re.findall(r"^\| ([^|]+) \| `([^`]+)` \| (.+) \|$", CHANGING.read_text(), re.MULTILINE)
     assert len(rows) > 15
     return rows
 
 
 @pytest.mark.parametrize(("what", "path", "names"), _rows())
-def test_the_architecture_table_names_what_exists(what: str, path: str, names: str) -> None:
+def test_the_table_of_places_names_what_exists(what: str, path: str, names: str) -> None:
     """A newcomer opens what the table names; a renamed function must not be found missing."""
     text = (TREE / path).read_text()
     listed = re.findall(r"`([^`]+)`", names)
@@ -37,6 +39,45 @@ def test_the_architecture_table_names_what_exists(what: str, path: str, names: s
     for name in listed:
         definition = rf"^(?:(?:async )?def |class |(?:static )?.*\b)?{re.escape(name)}\b *[(:=]"
         assert re.search(definition, text, re.MULTILINE), f"{path} has no {name} ({what})"
+
+
+def _rooms() -> list[tuple[str, str]]:
+    """Return the rows of the table of rooms: number, and folder or module as the page has it."""
+    return re.findall(r"^\| (\d+) \| `([^`]+)` \|", ARCHITECTURE.read_text(), re.MULTILINE)
+
+
+def test_the_rooms_are_the_folders_and_modules_of_the_package() -> None:
+    """A newcomer finds each name on the page in the tree, and the other way round."""
+    package = TREE / "gpuruntime"
+    folders = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
+    modules = {path.name for path in package.glob("*.py")} - NO_ROOMS
+    assert sorted(name for _, name in _rooms()) == sorted(folders | modules)
+
+
+def test_the_rows_of_the_rooms_are_the_import_contract() -> None:
+    """What may import what is read on the page and checked by lint: both must say the same."""
+    rows: dict[int, set[str]] = {}
+    for number, name in _rooms():
+        rows.setdefault(int(number), set()).add(name.removesuffix("/").removesuffix(".py"))
+    contracts = tomllib.loads((TREE / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (layers,) = [
+        contract["layers"]
+        for contract in contracts["contracts"]
+        if contract.get("containers") == ["gpuruntime"]
+    ]
+    # "|" between two modules forbids that they import each other, as the page says of one row.
+    wanted = [set(layer.split(" | ")) for layer in layers]
+    assert [rows[number] for number in sorted(rows)] == wanted
+    assert sorted(rows) == list(range(1, len(layers) + 1))
+
+
+@pytest.mark.parametrize("page", [ARCHITECTURE, TREE / "docs" / "glossary.md"])
+def test_a_page_names_paths_that_exist(page: Path) -> None:
+    """A newcomer opens what a page names, also what its text and its diagrams name."""
+    paths = set(re.findall(r"(?<![\w/])[\w/-]+(?:\.(?:py|c|h)\b|/(?=[ `]))", page.read_text()))
+    assert len(paths) > 15
+    roots = (TREE, TREE / "gpuruntime")
+    assert [path for path in paths if not any((root / path).exists() for root in roots)] == []
 
 
 def test_architecture_fits_three_screens() -> None:
