@@ -22,9 +22,9 @@ on simulated hosts with 8 GPUs and `ModifyDeviceFiles: 1`, ours as `make install
 
 Each container has an overlay and a config.json of its own.
 It is created, started, asked for its state, entered, killed and deleted.
-In a repetition all cases come in random order, each behind an untimed create of the same.
-*Cold*: everything in /run/gpuruntime has been removed after that.
-Times are medians in ms of the wall clock; ratios are of medians.
+Each repetition runs all cases in random order, each after an untimed create of the same case.
+*Cold* means that /run/gpuruntime is emptied after the untimed create.
+Times are medians in ms of wall clock time; ratios are ratios of medians.
 *Over* is the median of the differences within a repetition.
 {policy}
 {reps} repetitions; load average before and after: {before:.1f}, {after:.1f}.
