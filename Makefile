@@ -78,8 +78,8 @@ prepared: setup
 # tests of a file, and first those that take long (tests/conftest.py).
 CORES := $(shell nproc)
 RUN_TESTS = $(MAKE) --no-print-directory -j$(CORES) --output-sync=target lint prepared && \
-  $(BIN)/python -m pytest -n $(or $(WORKERS),$(shell expr $(CORES) + 1)) --dist loadfile --no-loadscope-reorder \
-    --max-worker-restart 0 --durations=10
+  $(BIN)/python -m pytest -n $(or $(WORKERS),$(shell expr $(CORES) + 1)) --dist loadfile \
+  --no-loadscope-reorder --max-worker-restart 0 --durations 10
 
 test: setup ## lint and every test that can run here, WORKERS=N at a time
 	@$(RUN_TESTS)
