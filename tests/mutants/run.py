@@ -38,8 +38,6 @@ SILENCE_S = 75
 QUICK = ("unit", "property", "launcher", "startup", "fuzz", "conformance")
 # Rules against what privileged code must not have; not those of style.
 BANS = "S,TID"
-# Tests that look at the whole machine see each other.
-machine = threading.Lock()
 # Test → whether it fails without any patch.
 baseline: dict[str, bool] = {}
 running: set[int] = set()
@@ -143,10 +141,8 @@ class Mutant:
         return min(found[1] - found[0], default=None)
 
 
-def stages(
-    place: Path, changed: list[str], diff: str, *, whole: bool
-) -> list[tuple[bool, list[str]]]:
-    """Return what to run for the patch *diff* of files *changed*: (needs the machine, tests)."""
+def stages(place: Path, changed: list[str], diff: str, *, whole: bool) -> list[list[str]]:
+    """Return the tests to run for the patch *diff* of files *changed*, stage by stage."""
     quick = sorted(
         path.relative_to(place).as_posix()
         for tier in QUICK
@@ -174,13 +170,13 @@ def stages(
     third = [name for name in quick if name not in first + second]
     near = list(dict.fromkeys(near))
     return [
-        (False, first),
-        (True, near),
-        (False, second),
-        (True, [name for name in hostile if name not in near]),
-        (False, third),
-        (True, [name for name in system if name not in near + hostile]),
-        *([(True, ["tests"])] if whole else []),
+        first,
+        near,
+        second,
+        [name for name in hostile if name not in near],
+        third,
+        [name for name in system if name not in near + hostile],
+        *([["tests"]] if whole else []),
     ]
 
 
@@ -200,11 +196,10 @@ def try_patch(diff: Path, work: Path, pristine: Path, options: argparse.Namespac
         tree.build(place)
         mutant = Mutant(place, pristine, start + options.seconds)
         found = None
-        for needs_machine, selection in stages(
+        for selection in stages(
             place, changed, diff.read_text(errors="replace"), whole=options.whole
         ):
-            with machine if needs_machine else threading.RLock():
-                found = found or mutant.caught_by(selection)
+            found = found or mutant.caught_by(selection)
         found = found or mutant.lint()
     except PatchError as error:
         return f"NOT APPLICABLE: {error}"
