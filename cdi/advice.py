@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a CDI spec should not do though every loader takes it; pure, and never on the start path.
+"""Warnings about CDI specs that load, but should be written differently; pure.
 
-Some of it the format's prose asks for and nobody checks, some crashes or misleads consumers, and
-some opens the host. Nothing here keeps a spec from loading.
+Not on the start path. Some rules are in the format's prose and no loader checks them; some
+problems crash or mislead consumers; some expose the host. None of them keeps a spec from loading.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Annotations: devices that a container's ask for, and the rule for those in a spec; pure.
+"""Annotations: devices that a container's annotations request, and the rules for a spec's; pure.
 
 CDI SPEC.md, "annotations", and the Kubernetes API's rules for annotations.
 """

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Complete device edits from the host: type, major, minor, mode, and how the container gets it.
+"""Complete device nodes from the host: type, major, minor, mode, and how the container gets them.
 
-On the start path; stats nodes and changes nothing on the machine. A node given with its type and
-major is taken as it stands, also where the host has no such node.
+On the start path; stats nodes and changes nothing. A node whose type and major are given is taken
+as it is, even if the host has no such node.
 
-In a user namespace nobody can make a device node. runc binds the host's node at the container's
-path there, whatever numbers the config has: with another device at that path on the host, the
-container would get that one, and no error.
+In a user namespace nobody can create a device node, so runc binds the host's node at the
+container's path, whatever numbers the config has. If the host had another device at that path, the
+container would get that one, without an error.
 
 What is written is what was seen here. A node that is removed afterwards is an error of the
-low-level runtime, and one that is replaced is not what the cgroup's rule allows.
+low-level runtime; one that is replaced is not what the cgroup's rule allows.
 """
 
 from __future__ import annotations

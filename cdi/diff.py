@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What differs between two CDI specs, by what they ask for; pure.
+"""Find the differences between two CDI specs in what they request; pure.
 
-How a document is written does not count, nor the order of members and devices, nor that of edits
-which end up side by side in an OCI config. The order of env, hooks and mounts does: it decides
-which one counts, runs first or is on top.
+The way a document is written does not matter, nor does the order of members and devices, nor that
+of edits which end up side by side in an OCI config. The order of env, hooks and mounts does
+matter: it decides which one takes effect, runs first or is on top.
 """
 
 from __future__ import annotations

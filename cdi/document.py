@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check a decoded CDI document: members, types, values, version.
 
-On the start path; pure. CDI SPEC.md, "CDI JSON Specification"; what is refused, and for which
-reason first, is that of the reference library. `quick` knows the usual documents faster.
+On the start path; pure. CDI SPEC.md, "CDI JSON Specification". What is refused, and which reason
+is reported first, follows the reference library. `quick` recognises common documents faster.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Container edits: collect those of a request and apply them to an OCI config; pure.
 
-On the start path. CDI SPEC.md, "containerEdits"; the OCI side is config.md and config-linux.md.
-What the host alone knows (a node's type and numbers) has been completed before `apply`.
+On the start path. CDI SPEC.md, "containerEdits"; for the OCI side, config.md and config-linux.md.
+What only the host knows (a node's type and numbers) has been completed before `apply`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named edits → a CDI spec document and its text: canonical order, the lowest version; pure.
+"""Turn named edits into a CDI spec and its text: canonical order, the lowest version; pure.
 
-What is written here every consumer reads the same. `lower` gives up members for older consumers.
+Every consumer reads this text in the same way. `lower` drops members for older consumers.
 """
 
 from __future__ import annotations

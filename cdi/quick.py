@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recognise the usual CDI documents at the cost of little more than decoding their JSON.
+"""Recognise common CDI documents for little more than the cost of decoding their JSON.
 
-On the start path; pure. What `devices` accepts, `document.check` returns as it is; in any doubt
-there is no answer, and `document.check` decides. A property test holds the two together.
+On the start path; pure. A document that `devices` accepts is one that `document.check` returns
+unchanged; in any doubt `devices` gives no answer, and `document.check` decides. A property test
+compares the two.
 
-Objects of one sort are looked at together, a member at a time: a node with hundreds of devices
+Objects of one kind are checked together, one member at a time: a node with hundreds of devices
 costs some calls into the interpreter's own loops instead of thousands of steps in ours.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Say why a name does not resolve; pure. Engines only say that it does not."""
+"""Explain why a qualified name does not resolve; pure. Engines only report that it does not."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spec directories → devices: which file defines a name, and the edits that a request collects.
+"""Load spec directories: which file defines a device, and the edits that a request collects.
 
-On the start path. Precedence, as CDI SPEC.md and the reference library have it: a later directory
-replaces an earlier one silently; two files of one directory that define the same device conflict,
+On the start path. Precedence, as in CDI SPEC.md and the reference library: a later directory
+silently replaces an earlier one; two files of one directory that define the same device conflict,
 and the name resolves nowhere. A file that cannot be used is recorded and hides no other.
 """
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read a CDI spec from a file; save one: temporary file in the same directory, fsync, rename.
+"""Read a CDI spec from a file, and save one: temporary file in the same directory, fsync, rename.
 
-A writer that dies leaves at most its temporary file, whose ending keeps scanners away from it, and
-which the next writer removes: it is locked for as long as its writer lives.
+A writer that dies leaves at most its temporary file. The ending of that file keeps scanners away
+from it, and the next writer removes it; a living writer holds a lock on its own.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON by what the standard library's `json` does its work with, without that package.
+"""Decode and encode JSON with the C parts of the standard `json` package, without importing it.
 
-On the start path: importing `json` costs more instructions than the interpreter's own start, by
-what it imports in turn and hardly uses. Both functions do what those of `json` do with the same
-options, which a test holds against it.
+On the start path: importing `json` costs more instructions than the interpreter's own start, for
+imports that it hardly uses. Both functions behave like those of `json` with the same options; a
+test compares them.
 """
 
 from __future__ import annotations

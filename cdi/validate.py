@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Name every problem of a CDI spec, with its line; the only module that imports jsonschema.
+"""Report every problem of a CDI spec, with its line; the only module that imports jsonschema.
 
-An error keeps the file from loading: the loader's own checks say so, and `schema/strict.json` is
-held against them. A warning does not: `advice` gives it. `schema/reference.json` is the verdict
-of the reference's separate schema tool.
+An error keeps the file from loading: the loader's own checks find it, and `schema/strict.json` is
+tested against them. A warning does not; `advice` finds those. `schema/reference.json` gives the
+verdict of the reference's separate schema tool.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lowest format version that a document needs: a table of version and predicate.
+"""The lowest format version that a document needs: a table of versions and predicates.
 
 On the start path; pure. CDI SPEC.md, "Released versions".
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read and write CDI specs as YAML 1.1; the only module that imports yaml.
 
-Reading goes from the parser's events, not through PyYAML's constructors: those know other
-scalars than the readers in Go (`y`, `0o17`, `1e3`, `1:30`), and objects that JSON does not have.
+Reading uses the parser's events, not PyYAML's constructors, which read some scalars differently
+from the readers in Go (`y`, `0o17`, `1e3`, `1:30`) and make objects that JSON does not have.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPU knowledge, the OCI shim and the command line."""
+"""GPUs in containers: launcher, OCI runtime, discovery, engine configuration, command line."""
 
 __version__ = "0.1.0"

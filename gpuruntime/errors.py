@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exceptions that end a command with a message for a person; imports nothing.
+"""The exceptions that end a command with a message for the user; imports nothing.
 
-Each class names the phase in which the work stopped. The phase words are the ones operators
-already search their logs for.
+Each class names the phase in which the work stopped. The phase words are those that operators
+already search for in their logs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a container gets for its request, before nodes are looked at; on the start path."""
+"""The grant: the edits that answer a request, before device nodes are looked at.
+
+On the start path. It has a module of its own because a create whose grant is saved does not load
+gpuruntime/model.py.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Say things: to stderr, to the engine's --log file, to our own debug file.
+"""Write messages to stderr, to the engine's --log file and to our own debug file.
 
 On the start path. An engine shows its user the last record of the --log file, and reads JSON from
-it when it asked for that format.
+it if it asked for that format.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What discovery finds on a machine, as plain values.
+"""The inventory as plain values: GPUs, MIG devices, driver files, device nodes.
 
 A host path and a container path are different things even where they are equal; every field says
 which of the two it is.

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a host answers to a few cheap questions, and which of the answers have changed.
+"""Probes: cheap questions to the host, and which of the answers have changed.
 
-On the start path. A *plan* is {part: [operation, [arguments]]}, made by whoever knows where things
-are; a *state* is {part: [operation, {argument: answer}]}, which says itself how to be asked again.
-Both are plain JSON. Answers are compared for equality, never for age: clocks are set back. What is
-not there is an answer as well.
+On the start path. A *plan* is {part: [operation, [arguments]]}, made by the module that knows
+where things are; a *state* is {part: [operation, {argument: answer}]}, which is enough to ask
+again. Both are plain JSON. Answers are compared for equality, never for age, because clocks are
+set back. A missing file is an answer too.
 """
 
 from __future__ import annotations

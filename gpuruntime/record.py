@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A base for small value classes: equality and repr over __slots__.
+"""The base of small value classes: equality and repr over __slots__.
 
-On the start path: a dataclass there costs more instructions than the interpreter's own start.
+On the start path, where a dataclass would cost more instructions than the interpreter's own start.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one door from the start path to what is expensive: a child with the CLI's interpreter.
+"""The one door from the start path to expensive work: a child with the CLI's interpreter.
 
-The child reads TOML and YAML and asks the driver; it answers in JSON (slowpath_server.py). The
-process that becomes the low-level runtime stays the one that the engine started.
+The child reads TOML and YAML and queries the driver; it answers in JSON (slowpath_server.py). The
+process that becomes the low-level runtime is still the one that the engine started.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one rule of ownership: whose files are believed."""
+"""The one rule of ownership: which files are trusted."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The incumbent's hooks, one a step, for specs that have them: arguments → operations.
+"""The incumbent's hooks, one for each step, for specs that have them: arguments → operations.
 
-Loaded only when such a hook is asked for. What it finds out below the container's root it reads
-through descriptors, as everything else.
+Loaded only for such a hook. What it reads below the container's root, it reads through
+descriptors, as everything else.
 """
 
 from __future__ import annotations

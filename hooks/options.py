@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line of a hook: name → values; pure. Values are data, whatever they begin with."""
+"""Parse a hook's command line: name → values; pure. Values are data, whatever they begin with."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The prestart hook: what the container asks for → the driver's files in its root.
+"""The prestart hook: mount the driver's files that a container asks for into its root.
 
-OCI runtime config, "hooks", prestart: it runs on the host when the container's namespaces are
-there and its root is not entered. By then the low-level runtime has set the container's cgroup, so
-no device can be given any more: that is the runtime's part, and a container without it is refused.
+OCI runtime config, "hooks", prestart: it runs on the host when the container's namespaces exist
+and its root has not been entered. By then the low-level runtime has set the container's cgroup, so
+no device can be granted any more: the runtime must have done that, and a container without its
+devices is refused.
 """
 
 from __future__ import annotations

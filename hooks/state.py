@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The OCI state on stdin, the bundle it points to, and the container's root.
+"""Read the OCI state from stdin, and find the bundle and the container's root.
 
 OCI runtime.md, "State". The state's pid is not used: in a createContainer hook it is a number of
 the container's pid namespace (1 with runc, 0 with crun) while /proc is the host's.

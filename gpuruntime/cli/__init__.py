@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line for people; one module a command group."""
+"""The command line `gpuruntime`: one module for each command."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpuruntime cdi diff`: what differs between two CDI specs."""
+"""`gpuruntime cdi diff`: print the differences between two CDI specs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpuruntime cdi list`: the devices that specs define."""
+"""`gpuruntime cdi list`: print the devices that CDI specs define."""
 
 from __future__ import annotations
 

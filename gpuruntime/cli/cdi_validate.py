@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpuruntime cdi validate`: check CDI specs, naming every problem."""
+"""`gpuruntime cdi validate`: check CDI specs and report every problem."""
 
 from __future__ import annotations
 

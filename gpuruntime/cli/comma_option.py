@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An option that may be repeated, and holds several values separated by commas."""
+"""An option that can be repeated, and takes several values separated by commas."""
 
 from __future__ import annotations
 

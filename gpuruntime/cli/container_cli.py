@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nvidia-container-cli`: what of it other programs ask for, `info` and `list`.
+"""`nvidia-container-cli`: its commands `info` and `list`, for programs that read their output.
 
-The command of that name is ours under the incumbent's; enroot, Apptainer and Slurm scripts read
-what it prints. It configures no container: that is the runtime's work, and the prestart hook's.
+With the incumbent's names installed, this command is ours; enroot, Apptainer and Slurm scripts
+read what it prints. It configures no container: that is done by the runtime and the prestart hook.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpuruntime doctor`: what is wrong with this host, and what to do about it; changes nothing."""
+"""`gpuruntime doctor`: report what is wrong with this host, and how to fix it; changes nothing."""
 
 from __future__ import annotations
 

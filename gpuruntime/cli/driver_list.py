@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpuruntime driver list`: the driver's files, which a container needs to use its GPUs."""
+"""`gpuruntime driver list`: print the driver's files that a container needs to use its GPUs."""
 
 from __future__ import annotations
 

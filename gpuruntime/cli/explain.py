@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpuruntime explain`: what would be added to a container and why; nothing is changed."""
+"""`gpuruntime explain`: print what a container would get, and why; changes nothing."""
 
 from __future__ import annotations
 

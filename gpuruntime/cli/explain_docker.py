@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options like docker's → the OCI config that docker would make of them; pure."""
+"""Turn options like docker's into the OCI config that docker would make of them; pure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine as the runtime would find it, and left as it is: for `gpuruntime explain`."""
+"""This machine as the runtime would see it, without changing it; for `gpuruntime explain`."""
 
 from __future__ import annotations
 

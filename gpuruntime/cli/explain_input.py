@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `gpuruntime explain` explains: the bytes of a config.json, from where they are."""
+"""Read the OCI config that `gpuruntime explain` explains, wherever it comes from."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why each thing is in a container's edits, or is left out; pure."""
+"""The reasons why each thing is in a container's edits, or is left out; pure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find out what the runtime would do for a container, and why: the report of `explain`."""
+"""The report of `gpuruntime explain`: what the runtime would do for a container, and why."""
 
 from __future__ import annotations
 

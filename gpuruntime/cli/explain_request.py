@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a request is what it is: which words of the container or the operator decide; pure."""
+"""The reasons for a request: what in the container, or in the config, decides it; pure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report of `gpuruntime explain` as text, one line a fact, and as a JSON object; pure."""
+"""Format the report of `gpuruntime explain`: as lines of text, or as a JSON object; pure."""
 
 from __future__ import annotations
 

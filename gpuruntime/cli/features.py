@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The modes of `cdi generate` for nodes beside the GPUs': storage, network, channels."""
+"""The modes of `cdi generate` for device nodes besides the GPUs': storage, network, channels."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options → a CDI spec of this machine: what `cdi generate` and `cdi refresh` have in common."""
+"""Make a CDI spec of this machine from options: shared by `cdi generate` and `cdi refresh`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpuruntime info`: what a bug report needs and a test can load; no secrets, nothing changed."""
+"""`gpuruntime info`: print what a bug report needs and a test can load; no secrets; read only."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A click group that knows its commands from a table and imports one only when it runs."""
+"""A click group that takes its commands from a table, and imports one only when it runs."""
 
 from __future__ import annotations
 

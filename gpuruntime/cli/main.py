@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The root of the command line: a table of lazy commands; errors to exit codes."""
+"""The root of the command line: the table of commands, and errors turned into exit codes."""
 
 from __future__ import annotations
 

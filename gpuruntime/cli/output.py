@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Print data: what was written in part is an error, as with any other file."""
+"""Print data to standard output; a partial write is an error, as with any other file."""
 
 from __future__ import annotations
 

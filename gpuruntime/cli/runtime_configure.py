@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpuruntime runtime configure`: make an engine know our runtime, or forget it."""
+"""`gpuruntime runtime configure`: make an engine know our runtime, or undo that."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What commands that read spec directories share: two options, and the registry they ask for."""
+"""Shared by commands that read spec directories: two options, and the registry they select."""
 
 from __future__ import annotations
 

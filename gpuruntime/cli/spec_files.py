@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What commands that work on single spec files share: reading one."""
+"""Shared by commands that work on single CDI spec files: reading one."""
 
 from __future__ import annotations
 

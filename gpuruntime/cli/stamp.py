@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stamp of a generated spec: what it was made from, beside the run-time state of this boot.
+"""The stamp of a generated CDI spec: the host state it was made from; kept until the next boot.
 
-`cdi refresh` compares it with the host, and whoever finds a spec that does not fit the driver can
-say from when it is.
+`cdi refresh` compares it with the host. A message about a spec that does not fit the driver can
+say when the spec was made.
 """
 
 from __future__ import annotations

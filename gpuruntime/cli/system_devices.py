@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device nodes that the driver has, as its modules number them; reads /proc and /sys only."""
+"""The driver's device nodes, with the numbers that its modules have; reads only /proc and /sys."""
 
 from __future__ import annotations
 

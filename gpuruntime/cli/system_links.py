@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpuruntime system create-dev-char-symlinks`: links by which systemd finds the driver's nodes.
+"""`gpuruntime system create-dev-char-symlinks`: create links by which systemd finds device nodes.
 
-runc gives systemd a device as /dev/char/MAJOR:MINOR. The driver's have no entry in sysfs, so that
-nobody else makes these links; without them their rules are lost when systemd sets them again.
+runc names a device to systemd as /dev/char/MAJOR:MINOR. The driver's devices have no entry in
+sysfs, so nothing else creates these links; without them the device rules are lost when systemd
+sets them again.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load the driver's kernel modules, of the host or of a driver root."""
+"""Load the driver's kernel modules, from the host or from a driver root."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpuruntime system create-device-nodes`: make the nodes that are missing, change none."""
+"""`gpuruntime system create-device-nodes`: create missing device nodes, and change no others."""
 
 from __future__ import annotations
 

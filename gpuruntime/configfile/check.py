@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with the values of a config.toml; pure."""
+"""Check the values of a config.toml; pure."""
 
 from __future__ import annotations
 

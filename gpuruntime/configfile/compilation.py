@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compile config.toml for the start path: the snapshot, and the companion for the launcher."""
+"""Compile config.toml for the start path: its snapshot, and the launcher's companion file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Change options in the text of a config.toml: comments, order and unknown keys stay; pure."""
+"""Change options in the text of a config.toml; comments, order and unknown keys are kept; pure."""
 
 from __future__ import annotations
 

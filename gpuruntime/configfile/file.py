@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read and replace the file config.toml; raises ConfigError for whatever keeps us from it."""
+"""Read and replace the file config.toml; every failure is a ConfigError."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where in the text of a config.toml something is, which a TOML parser does not tell; pure."""
+"""Find where keys are in the text of a config.toml, which a TOML parser does not report; pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of config.toml: key, type, default, what for; and the texts made from that table.
+"""The table of config.toml's options: key, type, default, purpose; and the texts made from it.
 
-Pure and cold: the start path has the defaults in gpuruntime/config.py.
+Pure; not on the start path, which has the defaults in gpuruntime/config.py.
 """
 
 from __future__ import annotations

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the machine into an inventory; never writes."""
+"""Read the machine into an inventory: driver files, GPUs, device nodes; never writes."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device nodes of the driver below a dev root: which there must be, which there are.
+"""The driver's device nodes below a dev root: which are required, and which exist.
 
-What counts is a character device itself, never a link to one.
+Only a character device itself counts, never a symlink to one.
 """
 
 from __future__ import annotations

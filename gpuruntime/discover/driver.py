@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The user space of the driver below a driver root: its version, libraries and other files."""
+"""The driver's user space below a driver root: its version, libraries and other files."""
 
 from __future__ import annotations
 

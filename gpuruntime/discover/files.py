@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver's other files: programs, configuration, modules of Xorg, firmware, sockets."""
+"""The driver's files besides libraries: programs, configuration, Xorg, firmware, sockets."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where to look to know whether a host is still the one that an inventory was made of.
+"""The fingerprint of a host: the probes that show whether it is still the one in an inventory.
 
-Whatever a spec's or a snapshot's content was computed from is in here, or is looked at again when
-a container starts. Looking costs a stat for each directory, not for each file in it: what is not
-there is asked for by the first part of its path that is missing.
+Everything that a spec or a snapshot was computed from is in here, or is checked again when a
+container starts. It takes one stat for each directory, not for each file in it; of a path that
+does not exist, the first missing part is probed.
 """
 
 from __future__ import annotations

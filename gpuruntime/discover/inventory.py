@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Put together what the driver root, NVML and the dev root say into one inventory."""
+"""Build one inventory from the driver root, NVML and the dev root."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The libraries of one driver version: which there are, for what, and under which names."""
+"""The libraries of one driver version: which exist, for which use, and under which names."""
 
 from __future__ import annotations
 

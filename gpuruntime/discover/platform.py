@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kind of machine this is, where GPUs are used in another way than through NVML and nodes."""
+"""Recognise WSL and Tegra, where GPUs are not used through NVML and device nodes."""
 
 from __future__ import annotations
 

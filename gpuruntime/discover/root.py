@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files below a driver root: found, judged and read at most once each.
+"""Files below a driver root: located, checked and read at most once each.
 
-Every path is resolved inside the root, whose links may be absolute; what is recorded is the file
-that a resolution ended at, and only if nobody but its owner can change it. A root is read once:
-make another one to see what has changed.
+Every path is resolved inside the root, whose symlinks may be absolute. What is recorded is the
+file that a path resolves to, and only if nobody but its owner can change it. A root is read once:
+make another object to see what has changed.
 """
 
 from __future__ import annotations

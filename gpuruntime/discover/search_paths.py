@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The directories that can hold the driver's files, of all distributions."""
+"""The directories in which the distributions put the driver's files."""
 
 from __future__ import annotations
 

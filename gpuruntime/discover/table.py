@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver's files by capability: one row a file; pure data.
+"""The table of the driver's files by capability: one row a file; pure data.
 
-A library with the driver's version in its name that no row has belongs to every capability, so
+A library with the driver's version in its name that has no row belongs to every capability, so
 that a driver newer than this table works on its first day.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver's version: of the loaded module, and of the files below a driver root."""
+"""The driver's version: that of the loaded module, and that of the files below a driver root."""
 
 from __future__ import annotations
 

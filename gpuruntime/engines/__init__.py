@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What container engines must be told of our runtime: their config files, edited and undone."""
+"""Container engines: edit their config files so that they know our runtime, and undo that."""

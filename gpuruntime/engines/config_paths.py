@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where each engine has its config, by which name it is restarted, and which engines are here."""
+"""Where each engine has its config, how it is restarted, and which engines are installed."""
 
 from __future__ import annotations
 

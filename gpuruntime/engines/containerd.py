@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""containerd's config.toml of version 1, 2 and 3, in place or by a drop-in.
+"""containerd's config.toml, versions 1 to 3: edited in place, or extended by a drop-in.
 
-Before 2.1 containerd takes the table of a plugin from the last file that has it: a drop-in must
-hold a copy of all of it.
+Before 2.1, containerd takes the table of a plugin from the last file that has it, so a drop-in
+must contain a copy of the whole table.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of containerd, MicroK8s and k0s, and how each is made; reads only."""
+"""The config files of containerd, MicroK8s and k0s, and how each is changed; reads only."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask a running containerd for its version: one gRPC call, by hand, on its socket."""
+"""Query the version of a running containerd: one gRPC call, written by hand, on its socket."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engines run here, as the kernel tells: their programs, and the config they were given."""
+"""Find the engines that run here: their programs, and the config files that they were given."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edits of a config document, in its text; and what a text would be without edits of ours; pure.
+"""Edit a config document in its text, and take our edits out of a text again; pure.
 
 A document is one of three kinds: "json", "toml", or "text", of which only lines are known.
 """

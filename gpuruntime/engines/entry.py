@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine is to be told of a runtime."""
+"""A runtime as it is entered into an engine's config: its name, its program, its options."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What keeps an engine from being configured."""
+"""The errors that keep an engine from being configured."""
 
 from __future__ import annotations
 

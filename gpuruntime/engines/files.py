@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read, replace and remove the config files of engines: all or nothing, links and modes kept."""
+"""Read, replace and remove config files of engines: all or nothing; links and modes are kept."""
 
 from __future__ import annotations
 

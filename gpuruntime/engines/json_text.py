@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Change members of a JSON object in its text: what is not changed keeps every byte; pure."""
+"""Change members of a JSON object in its text; everything else keeps its bytes; pure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hook file that podman and CRI-O once were configured by; pure."""
+"""The hook file by which podman and CRI-O used to be configured; pure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a plan for an engine is made of: its files, each with how it is made."""
+"""The plan for an engine: its config files, each with how it is made."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the files were before us: one record for each, so that an undo gives back every byte.
+"""Records of config files as they were before us, so that an undo restores every byte.
 
-Not beside the files: CRI-O reads every name in its directory. Not as comments: JSON has none.
+They are not beside the files, because CRI-O reads every name in its directory; nor are they
+comments, because JSON has none.
 """
 
 from __future__ import annotations

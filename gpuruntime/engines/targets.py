@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of an engine that a runtime is to be known in, and how each is made; reads only."""
+"""The config files in which an engine is told of a runtime, and how each is made; reads only."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The templates that k3s and RKE2 make containerd's config of. They are text, never TOML; pure."""
+"""The templates from which k3s and RKE2 make containerd's config; text, never TOML; pure."""
 
 from __future__ import annotations
 

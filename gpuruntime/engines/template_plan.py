@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of k3s and RKE2, and how each is made; reads only."""
+"""The config files of k3s and RKE2, and how each is made; reads only."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where in the text of a TOML file its statements are, which a parser does not tell; pure."""
+"""Find where statements are in the text of a TOML file, which a parser does not report; pure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Change keys in the text of a TOML file: what is not changed keeps every byte; pure."""
+"""Change keys in the text of a TOML file; everything else keeps its bytes; pure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what an engine's files are to be, to changes, and to the files: configure and undo."""
+"""Configure an engine, and undo it: from the planned content of its files to the files on disk."""
 
 from __future__ import annotations
 

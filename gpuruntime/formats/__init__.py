@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File formats of the loader, of ELF, of driver versions; pure: bytes and text in, values out."""
+"""File formats: ELF, loader cache, CUDA note, driver version; pure: bytes in, values out."""

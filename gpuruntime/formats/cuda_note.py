@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether an image's newer CUDA driver library may be used with the driver of the host; pure.
+"""Whether an image's newer CUDA driver library can be used with the host's driver; pure.
 
-On the start path. The library says in an ELF note which drivers it can run on. It is read within
-limits, for it comes from the image; `readelf -n FILE` shows the same.
+On the start path. An ELF note in the library says which drivers it runs on. It is read within
+limits, because it comes from the image; `readelf -n FILE` shows the same.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the driver's version stands: in what the module says, in names of libraries; pure.
+"""Find the driver's version in what the module reports and in names of libraries; pure.
 
 On the start path.
 """

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launcher, a static C program, and the files by which it decides without Python."""
+"""The launcher, a static C program, and the modules that write the files it decides by."""

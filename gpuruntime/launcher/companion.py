@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launcher's companion: what it may do by itself under the config that is in force.
+"""The launcher's companion file: what the launcher may decide alone under the config in force.
 
-On the start path, where it is loaded only when the launcher has given a create to Python in vain.
-This is the only place where a companion is made; gpuruntime/launcher/README.md has the format.
+On the start path, where it is loaded only when the launcher handed over a create that it could
+have decided alone. No other module makes a companion; gpuruntime/launcher/README.md has the
+format.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a create was given, written down so that the launcher can give it again by itself.
+"""Record the result of a create, so that the launcher can repeat it without Python.
 
-On the start path, where it is loaded only when the launcher asks for it. What the request meant is
-decided once more, from what is kept of the machine; written is what of the config.json and of the
-host that came from, and what it added. The launcher compares bytes and understands nothing of it.
+On the start path, where it is loaded only when the launcher asks for it. The request is decided
+once more from the saved inventory. The record contains what in config.json and on the host decided
+it, and what was added; the launcher compares bytes and interprets nothing.
 gpuruntime/launcher/README.md has the format.
 """
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The OCI side of the shim: command line, bundle, device nodes, low-level runtime."""
+"""The OCI side of the shim: the runtime's command line, the bundle, the low-level runtime."""

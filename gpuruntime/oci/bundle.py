@@ -2,7 +2,8 @@
 """The bundle: read config.json strictly, replace it atomically.
 
 runc, crun and Python read some documents differently (repeated members, other letter case, bytes
-that are no UTF-8). Such a document is never edited, since what we add might not be what runs.
+that are not UTF-8). Such a document is never edited, because what runs might not be what we
+edited.
 """
 
 from __future__ import annotations

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request → the container edits that answer it: decided here, applied elsewhere."""
+"""Decide what a container gets: a request → container edits, which others apply."""

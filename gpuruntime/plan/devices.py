@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device ids and GPUs → the devices that are meant, and the names that each can have; pure.
+"""Device ids → the GPUs and MIG devices that they mean, and the names of each device; pure.
 
-On the start path. An id is `all`, `none`, an index `N`, or `N:M` and `N/M` of a MIG device, a UUID
-`GPU-…`, `MIG-…` or the start of one, `MIG-GPU-…/<gi>/<ci>` of older drivers, or a PCI address.
+On the start path. An id is `all`, `none`, an index `N`, `N:M` or `N/M` for a MIG device, a UUID
+`GPU-…` or `MIG-…` or the beginning of one, `MIG-GPU-…/<gi>/<ci>` of older drivers, or a PCI
+address.
 """
 
 from __future__ import annotations

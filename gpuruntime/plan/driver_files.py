@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of a driver's libraries and files its capabilities ask for; pure."""
+"""Select the libraries and files of a driver that driver capabilities need; pure."""
 
 from __future__ import annotations
 

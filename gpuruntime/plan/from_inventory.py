@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request for what the machine has now, and its inventory → container edits; pure.
+"""A request and the machine's inventory → the grant; pure.
 
-On the start path. The devices of a CDI spec are another matter: who wrote the spec decided.
+On the start path. For devices of CDI specs, whoever wrote the spec has decided: see sources.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """An inventory → the container edits that give a container its driver and GPUs; pure.
 
-On the start path. Two styles of hooks: one that does every step, by default, or one a step, as
-tools that look for the incumbent's hooks in a spec expect them.
+On the start path. There are two styles of hooks: one hook that does every step, the default, or
+one hook for each step, for tools that expect to find the incumbent's hooks in a spec.
 """
 
 from __future__ import annotations

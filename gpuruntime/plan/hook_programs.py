@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the hook programs are, that configs and CDI specs name by their absolute paths.
+"""Find the hook programs, which configs and CDI specs name by absolute path.
 
-On the start path; looks and changes nothing.
+On the start path; reads only.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An OCI config and the operator's config → what is added to the container: decided, not done.
+"""Decide what is added to a container, from its OCI config and the operator's config.
 
-On the start path. The shim does what is decided here, `gpuruntime explain` prints it. What there
-is to know of the machine comes from a Host, which nothing here changes, but for one thing: the
-Host may be asked to make device nodes that are missing.
+On the start path. The shim carries the decision out, and `gpuruntime explain` prints it.
+Everything about the machine comes from a Host. Nothing here changes the machine, with one
+exception: the Host may be asked to create missing device nodes.
 """
 
 from __future__ import annotations

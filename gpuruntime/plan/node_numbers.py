@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tell whether the host's device nodes are those of the driver that is loaded now.
+"""Check that the host's device nodes are those of the driver that is loaded now.
 
-On the start path; looks at files and changes nothing. With the next load of a module, the number
-of a node that stayed may be another driver's.
+On the start path; reads only. After a module is loaded again, the number of a remaining node may
+belong to another driver.
 """
 
 from __future__ import annotations

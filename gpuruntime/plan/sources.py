@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request → what it gets, from the two sources there are: this machine's inventory, CDI specs.
+"""Compute the grant for a request from one of its two sources: the inventory, or CDI specs.
 
 Loaded only if no saved grant fits the request (gpuruntime/snapshots/grants.py). A *state* is the
 host's answers to the probes (gpuruntime/probes.py) of everything that a grant was computed from,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tell whether edits are those of the driver that is loaded now.
+"""Check that a CDI spec's edits are for the driver that is loaded now.
 
-On the start path; looks at files and changes nothing. A spec outlives the driver that it was made
-for: a container with the old libraries and the new module fails in ways that nobody understands.
+On the start path; reads only. A spec can outlive the driver that it was made for: a container with
+the old libraries and the new module fails in ways that are hard to understand.
 """
 
 from __future__ import annotations

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a container asks for, and may have: its OCI config → a request; pure."""
+"""Read what a container asks for, and may have: OCI config → request; pure."""

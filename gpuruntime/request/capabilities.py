@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Driver capabilities: which there are, and which bring others with them; pure.
+"""Driver capabilities: which exist, and which include others; pure.
 
 On the start path. NVIDIA_DRIVER_CAPABILITIES of the container names them.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A container's OCI config as far as it can ask for something: variables, mounts, privilege; pure.
+"""The parts of an OCI config that can request something: variables, mounts, privilege; pure.
 
 On the start path. What an image or a pod wrote is data here, never a path or a pattern.
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a container asks for beside its devices: driver capabilities, requirements, features; pure.
+"""What a container requests besides devices: driver capabilities, requirements, features; pure.
 
-On the start path. It counts for devices that the machine has now; what a CDI spec gives is up to
-who wrote it.
+On the start path. This applies to devices from the inventory; what a CDI spec gives is decided by
+its author.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a container asks for, and may: its OCI config and the operator's config → a request; pure.
+"""Read the request of a container from its OCI config, under the operator's config; pure.
 
 On the start path. The image may ask, by variables, labels and mounts; only the operator grants.
 """

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an image requires of the host: NVIDIA_REQUIRE_* and CUDA_VERSION; pure.
+"""Check what an image requires of the host: NVIDIA_REQUIRE_* and CUDA_VERSION; pure.
 
-On the start path. Every text here is an image's: the work on it is linear in its length, and what
-is said about it has a bound. docs/reference/requirements.md has the grammar for operators.
+On the start path. Every text here comes from an image: the work on it is linear in its length, and
+messages about it have a bounded length. docs/reference/requirements.md has the grammar for
+operators.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run hooks before the low-level runtime, for a container whose root will be read-only by then.
+"""Run hooks before the low-level runtime, for a container whose root crun makes read-only first.
 
-On the start path, for the creates that gpuruntime/plan/early_commands.py finds. A failure here
-changes nothing: the same hook runs again at its own time, does what is missing or fails with the
-reason.
+On the start path, for the creates that gpuruntime/plan/early_commands.py selects. A failure here
+changes nothing: the same hook runs again at its usual time, and does what is missing or fails with
+the reason.
 """
 
 from __future__ import annotations

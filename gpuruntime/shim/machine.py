@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This machine as the shim asks it: the driver's inventory, CDI specs, nodes to be made.
+"""The machine as the shim sees it: the driver's inventory, CDI specs, device nodes to create.
 
-Not loaded where the answer to the same request is still known. What is expensive is done by
-children of this process.
+Loaded only if no saved grant fits the request. Expensive work is done by children of this process.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runtime in front of the low-level runtime: add what a `create` asks for, then become it.
+"""The OCI runtime: add what a container requests on `create`, then become the low-level runtime.
 
-On the start path; reads from the top: parse, decide, apply, store, exec. In this role
-we are transparent: the engine's environment, descriptors, directory and signals reach the
-low-level runtime as they came. The hooks, which trust nothing, share none of this.
+On the start path; reads from the top: parse, decide, apply, store, exec. In this role we are
+transparent: the engine's environment, descriptors, directory and signals reach the low-level
+runtime unchanged. The hooks, which trust nothing, share none of this.
 """
 
 from __future__ import annotations

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is computed once and read by later creates: files below /run/gpuruntime."""
+"""Results that are computed once and reused by later creates: files below /run/gpuruntime."""

@@ -2,7 +2,7 @@
 """The values of config.toml as a JSON snapshot, and the configuration loaded from it.
 
 On the start path. The snapshot records the path, inode, size and time of the file it was compiled
-from; it does not count for another file, or for another state of that file.
+from; it is not valid for another file, or for another state of that file.
 """
 
 from __future__ import annotations

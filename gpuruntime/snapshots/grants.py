@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the last creates were given, ready to be given again: one file, read once a create.
+"""Saved grants: the results of recent requests, reused while their inputs are unchanged.
 
-On the start path. The file has lines of ASCII: a head, which is the config that is in force and
-the state of the host that inventories go with (gpuruntime/probes.py); then an entry a line,
-its key, a tab and the grant. An entry of CDI specs has a state of its own. Only the entry that is
-asked for is decoded, and nothing counts whose state is another by now.
+On the start path: one file, read once a create. It has lines of ASCII: a head, which is the config
+in force and the host state that inventories go with (gpuruntime/probes.py); then one line for each
+entry: its key, a tab and the grant. An entry from CDI specs has a state of its own. Only the
+requested entry is decoded, and an entry whose state has changed is not used.
 
-Writers take no lock: the last one wins, and what is lost is made again.
+Writers take no lock: the last one wins, and what is lost is computed again.
 """
 
 from __future__ import annotations

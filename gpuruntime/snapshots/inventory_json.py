@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An inventory as JSON, for the snapshot that containers are started from."""
+"""Encode and decode an inventory as JSON, for its snapshot and for `gpuruntime info`."""
 
 from __future__ import annotations
 

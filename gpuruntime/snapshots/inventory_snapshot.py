@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inventory of the machine: read from a snapshot that still fits, else discovered, once.
+"""The inventory of the machine: read from a snapshot that is still valid, else discovered, once.
 
-On the start path. The snapshot holds the state of the host that it was made from, and counts while
-that is the same (gpuruntime/probes.py). Whoever finds it unfit holds the lock while the driver
-is asked; the others wait for the answer, no longer than the driver has, and a failure is theirs
-as well.
+On the start path. The snapshot holds the host state that it was made from, and is valid while that
+is unchanged (gpuruntime/probes.py). A process that finds it invalid holds the lock while the
+driver is queried; the others wait for the result, no longer than the driver may take, and share a
+failure.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files below /run/gpuruntime: read only if they can be trusted, replaced atomically.
+"""Read and replace the files below /run/gpuruntime: only trusted ones are read; writes are atomic.
 
 On the start path. Every file there only saves time: a create that cannot read or write one does
 the work again.

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Touch the machine; the only package that may import ctypes."""
+"""Work below a container's root: paths, mounts, the loader's files, confinement, system calls."""

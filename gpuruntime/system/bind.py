@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bring a file of the host into a container's root, as a mount of its own.
+"""Mount a file of the host into a container's root.
 
 On the start path, for the prestart hook alone: everywhere else the low-level runtime mounts. Needs
-Linux 5.12, whose mounts are made and changed before anybody can see them.
+Linux 5.12, where a mount can be made and changed before anybody can see it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA forward compatibility: an image's own driver library, newer than the host's driver.
+"""CUDA forward compatibility: prefer a driver library of the image that is newer than the host's.
 
-On the start path. Such a library is used where it says itself that it runs on the host's driver.
-Nothing of it is executed or mounted: the loader is told to look there first.
+On the start path. Such a library is used if it says itself that it runs on the host's driver.
+Nothing of it is executed or mounted: the loader is configured to look there first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our files in a container's /etc/ld.so.conf.d: what its own ldconfig is to scan first.
+"""Our files in a container's /etc/ld.so.conf.d: what its own ldconfig scans first.
 
-On the start path. Each has one fixed name: a container that is restarted does not collect them.
+On the start path. Each file has one fixed name, so that a restarted container does not collect
+them.
 """
 
 from __future__ import annotations

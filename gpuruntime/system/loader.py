@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Let a container's loader find libraries: glibc by its cache, musl by its list of directories.
 
-On the start path. Nothing of the container is executed, and of the host only its ldconfig, where
+On the start path. Nothing from the container is executed, and from the host only its ldconfig, if
 the operator wants that and the container's cache cannot be merged with (system/sandbox.py).
 """
 

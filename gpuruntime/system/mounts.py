@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mount a read-only file over a file of a container, by descriptors.
 
-On the start path. What is mounted is private, and nobody can write to it at any moment. Kernels
-before 5.12 have mount(2) alone; there the descriptors are named by /proc/self/fd.
+On the start path. The mount is private, and nobody can write to it at any moment. Kernels before
+5.12 have only mount(2); there the descriptors are named by /proc/self/fd.
 """
 
 from __future__ import annotations

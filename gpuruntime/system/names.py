@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which texts may name something in a container; pure.
+"""Which strings may be names in a container; pure.
 
-On the start path. Nothing else reaches ld.so.conf, a link or the loader's cache, wherever it comes
-from.
+On the start path. No other string reaches ld.so.conf, a link or the loader cache, wherever it
+comes from.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operations below a container's root: records that describe themselves and can be executed.
 
-On the start path. Whoever plans makes a list of them; whoever executes hands each one the root.
+On the start path. A hook plans a list of them, and then executes each one on the root.
 """
 
 from __future__ import annotations

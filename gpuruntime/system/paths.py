@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open and create below a root that somebody else may change meanwhile: one dirfd, no strings.
+"""Open and create below a root that others may change meanwhile: by descriptors, not strings.
 
 On the start path. Every path is resolved with the root as `/`, by openat2(2) with RESOLVE_IN_ROOT
-where the kernel has it and by a walk of O_NOFOLLOW steps where it does not. What came out of a
+where the kernel has it and by a walk of O_NOFOLLOW steps where it does not. The result of a
 resolution is used by its descriptor; the string is never looked up a second time.
 """
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the host's ldconfig in a container's root, where our own merge of its cache must refuse.
+"""Run the host's ldconfig on a container's root, where our own merge of the cache must refuse.
 
-It reads files that an attacker wrote. So it is a sealed copy without an interpreter, in
-namespaces of its own, without capabilities, environment and descriptors, where nothing but a
-tmpfs of ours can be written; what it wrote there is put into the container by us.
+ldconfig reads files that an attacker wrote. So it runs as a sealed copy without an interpreter, in
+namespaces of its own, without capabilities, environment and descriptors, where only a tmpfs of
+ours can be written. We then put what it wrote there into the container.
 """
 
 from __future__ import annotations

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with a host, check by check: for `gpuruntime doctor`. Cold; changes nothing."""
+"""The checks of `gpuruntime doctor`: what is wrong with a host; reads only."""

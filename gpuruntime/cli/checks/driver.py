@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver: what kind of machine it is, the module, its user space, its answer, its daemons."""
+"""Checks of the driver: kind of machine, module, user space, NVML's answer, daemons."""
 
 from __future__ import annotations
 

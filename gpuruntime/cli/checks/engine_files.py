@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the config files of the installed engines say of runtimes; reads only."""
+"""Read what the config files of the installed engines say about runtimes."""
 
 from __future__ import annotations
 

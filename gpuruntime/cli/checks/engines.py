@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines: do they know our runtime, since when, and what becomes of containers that they make."""
+"""Checks of engines: do they know our runtime, since when, and do their containers get it."""
 
 from __future__ import annotations
 

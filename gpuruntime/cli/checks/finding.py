@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a check says: notes while it looks, one finding in the end; pure."""
+"""The result of a check: notes while it runs, one finding at the end; pure."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host that is looked at: this one, or a tree of files that stands for another. Reads only.
+"""The host that is checked: this one, or a tree of files that stands for another. Reads only.
 
-All that a check reads goes through here, with the root of the tree as `/`: what belongs to this
-machine is never taken for a part of that one.
+All checks read through this module, with the root of the tree as `/`, so that nothing of this
+machine is mistaken for a part of the other.
 """
 
 from __future__ import annotations

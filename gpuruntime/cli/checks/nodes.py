@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device nodes: are they there, and the driver's; who may use them; does systemd find them."""
+"""Checks of device nodes: are they there, the driver's, usable, and found by systemd."""
 
 from __future__ import annotations
 

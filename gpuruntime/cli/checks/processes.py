@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of a host, as /proc tells; whoever may not see one does not hear of it."""
+"""The processes of a host, read from /proc as far as the caller may see them."""
 
 from __future__ import annotations
 

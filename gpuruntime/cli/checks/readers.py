@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engines are installed, in which version, and what CDI specs those read.
+"""Which engines are installed, in which version, and which CDI specs they read.
 
-A version is what the package manager's own files say, or the engine's program itself.
+The version comes from the package manager's own files, or from the engine's program itself.
 """
 
 from __future__ import annotations

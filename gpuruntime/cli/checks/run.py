@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run checks, each in a process of its own: none can break or hold up another, or the command."""
+"""Run each check in a process of its own, so that it cannot break or delay the others."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CDI specs: can they be read, by whom, are they of this driver, do their hooks work."""
+"""Checks of CDI specs: can they be read, by whom, do they fit the driver, do their hooks work."""
 
 from __future__ import annotations
 

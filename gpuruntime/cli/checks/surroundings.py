@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is around: SELinux, sharing of GPUs, programs that count their use, package sources."""
+"""Checks of the surroundings: SELinux, sharing of GPUs, GPU metrics, package sources."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks, in the order in which they are told: from the driver up to what is around."""
+"""The table of checks, in the order of the report: from the driver up to the surroundings."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Toolkits: is there another beside us, and who calls whom; and is ours as it was installed."""
+"""Checks of toolkits: is another one installed, which one is called, and is ours complete."""
 
 from __future__ import annotations
 
