@@ -267,7 +267,13 @@ def _two_writers(name: str, file: str, write: Callable[[Path, Any], None], tries
     documents = [{"ociVersion": str(i), "filler": str(i) * 20_000} for i in range(2)]
 
     def in_place(path: Path, document: Any) -> None:
-        path.write_text(json.dumps(document))
+        text = json.dumps(document)
+        with path.open("w") as stream:
+            stream.write(text[:100])
+            stream.flush()
+            # A reader gets its turn here, also on a machine where others have most of the time.
+            time.sleep(0.001)
+            stream.write(text[100:])
 
     counts = []
     for how in (write, in_place):
