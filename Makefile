@@ -13,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find cdi gpuruntime hooks -name '*.py')
 
-.PHONY: help setup packages needs-root demo test test-all lint style types imports prepared unit conformance perf bench fuzz races mutants \
+.PHONY: help setup packages needs-root demo test test-all lint style types imports prepared unit conformance perf bench fuzz races mutants record \
   test-newer-engines test-switch clean driver-root install uninstall deb test-install \
   bundle wheel release
 
@@ -120,6 +120,11 @@ races: needs-root setup ## the long runs of the races, with their controls; make
 
 mutants: needs-root setup ## which patches of a folder the suite catches: make mutants PATCHES=DIR
 	@PYTHONPATH=tests $(BIN)/python tests/mutants/run.py '$(or $(PATCHES),tests/mutants)'
+
+record: needs-root setup ## what machines read of a checkout's programs: make record OUT=DIR CHECKOUT=DIR; OLD=DIR compares
+	@[ -n '$(OUT)' ] || { echo 'record: name the directory to write: make record OUT=DIR' >&2; exit 1; }
+	@$(BIN)/python tests/record/record.py --checkout '$(or $(CHECKOUT),$(CURDIR))' --out '$(OUT)'
+	@$(if $(OLD),$(BIN)/python tests/record/record.py compare '$(OLD)' '$(OUT)')
 
 driver-root: setup ## unpack NVIDIA's real user space: make driver-root VERSION=550 or VERSION=535
 	@$(BIN)/python tests/simhost/fetch_driver.py '$(or $(VERSION),550)'
