@@ -882,6 +882,14 @@ def test_bytecode_is_of_the_source_as_it_is(tmp_path: Path) -> None:
     assert not toolkits._is_compiled(str(source), str(tmp_path / "nothing.pyc"))
 
 
+def test_the_modules_whose_bytecode_is_checked_exist() -> None:
+    """A module that has moved would be reported as not compiled, on every host."""
+    package = Path(toolkits.__file__).parents[2]
+    assert [
+        name for name in toolkits.START_MODULES if not (package / f"{name}.py").is_file()
+    ] == []
+
+
 def test_two_toolkits_in_one_engine(host: Host) -> None:
     """Which of them a container gets is a matter of a name."""
     host.file("/usr/bin/nvidia-container-runtime", "theirs", 0o755)

@@ -35,7 +35,11 @@ _BROKEN = {
 _LDCONFIG = "nvidia-container-cli.ldconfig"
 _NO_CGROUPS = "nvidia-container-cli.no-cgroups"
 _INCUMBENT_CONFIG = "/etc/nvidia-container-runtime/config.toml"
-_START_MODULES = ("shim", "injection", "config", "request", "inventory_cache")
+# One of each room of the start path, below the package's directory.
+START_MODULES = (
+    *("config", "oci/bundle", "plan/injection", "request/parse", "shim/main"),
+    "snapshots/inventory_snapshot",
+)
 _PYTHON = re.compile(rb"/[\x21-\x7e]{1,200}/python3[0-9.]*(?=\0)")
 
 
@@ -238,9 +242,10 @@ def bytecode(machine: Machine) -> Iterator[Note]:
         yield fail(f'"{python}", which runs the start path, does not work', "install Python 3")
         return
     directory = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    for name in _START_MODULES:
+    for name in START_MODULES:
         source = os.path.join(directory, f"{name}.py")
-        made = os.path.join(directory, "__pycache__", f"{name}.{tag}.pyc")
+        folder, module = os.path.split(os.path.join(directory, name))
+        made = os.path.join(folder, "__pycache__", f"{module}.{tag}.pyc")
         if not _is_compiled(source, made):
             yield warn(
                 f'"{source}" is not compiled for "{python}" ({tag}): each container\'s start '
