@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+import time
 from typing import Any
 
 from recorder import DATA, RUNTIMES, WORK, Recorder
@@ -15,6 +16,8 @@ MODE = "nvidia-container-runtime.mode"
 HOOK = "nvidia-container-runtime-hook"
 AS_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 AS_ENV = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+# How long after its change a file is taken for settled.
+SETTLE_S = 1.1
 MODES = ("auto", "cdi", "jit-cdi", "legacy")
 UUID = "GPU-5f1e0001"
 ROOTLESS = ("unshare", "--user", "--map-root-user", "--")
@@ -58,6 +61,8 @@ def spec(recorder: Recorder) -> None:
         "spec",
         *(recorder.program("gpuruntime"), "cdi", "generate", "--output", "/etc/cdi/nvidia.yaml"),
     )
+    # A spec that has just been written may change again unseen: no grant of it is saved.
+    time.sleep(SETTLE_S)
 
 
 def by_engines(recorder: Recorder) -> None:
