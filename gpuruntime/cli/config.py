@@ -43,14 +43,14 @@ def _options(*chosen: str) -> Callable[[Callable[..., None]], Callable[..., None
             "-c",
             "config_file",
             metavar="FILE",
-            help="The file to use.  [default: the one in force]",
+            help="Config file.  [default: the one in force]",
         ),
         "sets": click.option(
             "--set",
             "sets",
             multiple=True,
             metavar="KEY[=VALUE]",
-            help="Change this option; may be repeated.",
+            help="Change this option; repeatable.",
         ),
         "separator": click.option("--set-list-separator", "separator", default=":", hidden=True),
         "in_place": click.option(
@@ -76,7 +76,9 @@ _EDITING = ("config_file", "sets", "separator", "in_place", "output")
 @_options(*_EDITING)
 @click.pass_context
 def config(ctx: click.Context, /, config_file: str | None, **given: Any) -> None:  # noqa: ANN401 (click's)
-    """Work with the config file. Without a command, print it, with options changed by --set.
+    """Show, change and check config.toml.
+
+    Without a command, print the file, with the changes of --set.
 
     The file in force is the first that exists: $GPURUNTIME_CONFIG, $NVIDIA_CTK_CONFIG_FILE_PATH,
     gpuruntime/config.toml or nvidia-container-runtime/config.toml in $XDG_CONFIG_HOME, the same
@@ -101,11 +103,11 @@ def set_command(
     sets: tuple[str, ...],
     **given: Any,  # noqa: ANN401 (click's)
 ) -> None:
-    """Change options in the config file, and print it, or write it back with --in-place.
+    """Change options in the config file.
 
-    Items of a list are separated by ":", or by "," if there is no ":". A boolean without a value
-    is true. The value "nil" takes a feature out of the file. Comments and keys that are not known
-    stay.
+    Print the changed file, or write it back with --in-place. Items of a list are separated by ":",
+    or by "," if there is no ":". A boolean without a value is true. The value "nil" removes a
+    feature from the file. Comments and unknown keys are kept.
     """
     if not (pairs or sets):
         raise click.UsageError("nothing to set: give KEY=VALUE")
@@ -117,16 +119,16 @@ def set_command(
 @config.command("default")
 @_options("output")
 def default_command(output: str) -> None:
-    """Print a config file with every option and its default on this host."""
+    """Print a config file with all options and defaults."""
     _emit(options.example(_host_values()), output)
 
 
 @config.command("show")
 @_options("config_file")
-@click.option("--json", "as_json", is_flag=True, help="Print an object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def show_command(outer: str | None, config_file: str | None, *, as_json: bool) -> None:
-    """Print every option with the value in force, and where that is from."""
+    """Print every option, its value and its origin."""
     path, text = _load(config_file or outer)
     values, warnings = ({}, []) if text is None else accepted(path, text)
     for warning in warnings:
@@ -155,7 +157,7 @@ def show_command(outer: str | None, config_file: str | None, *, as_json: bool) -
 @_options("config_file")
 @click.pass_context
 def check_command(ctx: click.Context, config_file: str | None) -> None:
-    """Name everything that is wrong with the config file, with its line.
+    """List every problem of the config file, with its line.
 
     An error keeps containers from starting, a warning does not. The exit status is 1 if there is
     either. A note is about an option that has no effect yet.
@@ -187,7 +189,7 @@ def check_command(ctx: click.Context, config_file: str | None) -> None:
 @_options("config_file")
 @click.pass_obj
 def compile_command(outer: str | None, config_file: str | None) -> None:
-    """Compile the config file in force for the start path, and say which that is."""
+    """Compile the config file for the start path."""
     path = config_file or outer
     if path is None:
         found = settings.find(os.environ)

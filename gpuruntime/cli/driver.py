@@ -9,10 +9,14 @@ from gpuruntime.cli.lazy import LazyGroup
 
 # Command → (module, command in it, summary).
 COMMANDS = {
-    "list": ("gpuruntime.cli.driver_list", "list_", "List the driver's files."),
+    "list": (
+        "gpuruntime.cli.driver_list",
+        "list_",
+        "List the driver's files, and what each is for.",
+    ),
 }
 
 
 @click.group(cls=LazyGroup, table=COMMANDS)
 def driver() -> None:
-    """Show the driver that is installed here."""
+    """Show the installed driver."""

@@ -10,11 +10,21 @@ import click
 
 
 class LazyGroup(click.Group):
-    """A group of the commands in *table*: name → (module, attribute, summary)."""
+    """A group of the commands in *table*: name → (module, attribute, summary).
 
-    def __init__(self, table: dict[str, tuple[str, str, str]], **attributes: Any) -> None:  # noqa: ANN401 (click's)
+    *sections* orders the names under headings of `--help`; without it there is one heading.
+    """
+
+    def __init__(
+        self,
+        table: dict[str, tuple[str, str, str]],
+        sections: dict[str, tuple[str, ...]] | None = None,
+        **attributes: Any,  # noqa: ANN401 (click's)
+    ) -> None:
         super().__init__(**attributes)
         self.table = table
+        self.sections = sections or {"Commands": tuple(sorted(table))}
+        show_variables(self)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the table."""
@@ -28,10 +38,19 @@ class LazyGroup(click.Group):
             return None
         module, attribute, _ = self.table[cmd_name]
         command: click.Command = getattr(importlib.import_module(module), attribute)
+        show_variables(command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the table's summaries; `--help` imports no command."""
         del ctx
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, row[2]) for name, row in sorted(self.table.items())])
+        for heading, names in self.sections.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name, self.table[name][2]) for name in names])
+
+
+def show_variables(command: click.Command) -> None:
+    """Have `--help` of *command* name the environment variables that set its options."""
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            parameter.show_envvar = True

@@ -16,14 +16,20 @@ from gpuruntime.errors import GpuRuntimeError
 
 # Command → (module, command in it, summary).
 COMMANDS = {
-    "cdi": ("gpuruntime.cli.cdi", "cdi", "Work with Container Device Interface specs."),
-    "driver": ("gpuruntime.cli.driver", "driver", "Show the driver that is installed here."),
-    "doctor": ("gpuruntime.cli.doctor", "doctor", "Say what is wrong with this host."),
-    "explain": ("gpuruntime.cli.explain", "explain", "Say what a container would get, and why."),
+    "cdi": ("gpuruntime.cli.cdi", "cdi", "Generate, check and apply CDI specs."),
+    "driver": ("gpuruntime.cli.driver", "driver", "List the files of the installed driver."),
+    "doctor": ("gpuruntime.cli.doctor", "doctor", "Check this host, and name the problems."),
+    "explain": ("gpuruntime.cli.explain", "explain", "Show what a container would get, and why."),
     "info": ("gpuruntime.cli.info", "info", "Print what a bug report needs."),
-    "runtime": ("gpuruntime.cli.runtime", "runtime", "Make container engines know our runtime."),
-    "system": ("gpuruntime.cli.system", "system", "Prepare the host: device nodes and links."),
-    "config": ("gpuruntime.cli.config", "config", "Show, change, check and compile config.toml."),
+    "runtime": ("gpuruntime.cli.runtime", "runtime", "Register the runtime with an engine."),
+    "system": ("gpuruntime.cli.system", "system", "Create device nodes and their symlinks."),
+    "config": ("gpuruntime.cli.config", "config", "Show, change and check config.toml."),
+}
+# Headings of `--help`: what people want to do, and the commands for it.
+SECTIONS = {
+    "Set up a node": ("runtime", "config", "system"),
+    "Find out what a container gets, or what is wrong": ("explain", "doctor", "info", "driver"),
+    "Work with CDI specs": ("cdi",),
 }
 
 
@@ -40,30 +46,37 @@ _VALUES = {"1": True, "t": True, "true": True, "0": False, "f": False, "false": 
 
 
 @click.group(
-    cls=LazyGroup, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
+    cls=LazyGroup,
+    table=COMMANDS,
+    sections=SECTIONS,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="gpuruntime")
 @click.option(
     *("--quiet", "-q"),
     is_flag=True,
     envvar=["GPURUNTIME_QUIET", "NVIDIA_CTK_QUIET"],
-    help="Say nothing but why it failed.",
+    help="Print errors only.",
 )
 @click.option(
     *("--debug", "-d"),
     is_flag=True,
     envvar=["GPURUNTIME_DEBUG", "NVIDIA_CTK_DEBUG"],
-    help="Taken for the incumbent's sake: nothing is held back without it.",
+    help="Accepted for compatibility with nvidia-ctk; has no effect.",
 )
 @click.option(
     "--config",
     envvar="NVIDIA_CTK_CONFIG",
     metavar="FILE",
-    help="The config.toml, for commands that read it.  [default: the one in force]",
+    help="Config file for commands that read config.toml.  [default: the one in force]",
 )
 @click.pass_context
 def root(ctx: click.Context, /, *, quiet: bool, debug: bool, config: str | None) -> None:
-    """Put GPUs into containers."""
+    """Give GPUs to containers: set up a node, and see what containers get.
+
+    Start with "gpuruntime doctor", then "gpuruntime runtime configure".
+    "gpuruntime COMMAND --help" describes a command and the variables that set its options.
+    """
     del debug
     if config:
         os.environ["GPURUNTIME_CONFIG"] = config

@@ -11,11 +11,11 @@ COMMANDS = {
     "configure": (
         "gpuruntime.cli.runtime_configure",
         "configure",
-        "Make an engine know our runtime, or forget it.",
+        "Register the runtime with an engine, or undo that.",
     ),
 }
 
 
 @click.group(cls=LazyGroup, table=COMMANDS)
 def runtime() -> None:
-    """Work with container engines."""
+    """Register the runtime with container engines."""

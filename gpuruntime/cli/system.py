@@ -11,16 +11,16 @@ COMMANDS = {
     "create-device-nodes": (
         "gpuruntime.cli.system_nodes",
         "create_device_nodes",
-        "Make the driver's device nodes.",
+        "Create the driver's device nodes.",
     ),
     "create-dev-char-symlinks": (
         "gpuruntime.cli.system_links",
         "create_dev_char_symlinks",
-        "Make the links by which systemd knows devices.",
+        "Create the symlinks by which systemd finds device nodes.",
     ),
 }
 
 
 @click.group(cls=LazyGroup, table=COMMANDS)
 def system() -> None:
-    """Prepare the host: device nodes, and links to them."""
+    """Prepare the host: create device nodes, and the symlinks to them."""

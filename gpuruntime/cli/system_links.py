@@ -38,45 +38,45 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     default="/dev/char",
     show_default=True,
     envvar=["GPURUNTIME_DEV_CHAR_PATH", "DEV_CHAR_PATH"],
-    help="The directory of the links.",
+    help="Directory in which the symlinks are created.",
 )
 @click.option(
     "--driver-root",
     default="/",
     show_default=True,
     envvar=["GPURUNTIME_DRIVER_ROOT", "NVIDIA_DRIVER_ROOT", "DRIVER_ROOT"],
-    help="Where modules are loaded from.",
+    help="Directory below which the driver is installed; kernel modules are loaded from there.",
 )
 @click.option(
     "--dev-root",
     default="/",
     show_default=True,
     envvar=["GPURUNTIME_DEV_ROOT", "NVIDIA_DEV_ROOT", "DEV_ROOT"],
-    help='The directory whose "dev" has the nodes.',
+    help='Directory whose "dev" holds the device nodes.',
 )
 @click.option(
     "--create-all",
     is_flag=True,
     envvar=["GPURUNTIME_CREATE_ALL", "CREATE_ALL"],
-    help="Links to all nodes that there can be, also of MIG devices to come.",
+    help="Create symlinks for all possible nodes, including those of future MIG devices.",
 )
 @click.option(
     "--load-kernel-modules",
     is_flag=True,
     envvar=["GPURUNTIME_LOAD_KERNEL_MODULES", "LOAD_KERNEL_MODULES"],
-    help="Load the driver's modules before; with --create-all.",
+    help="First load the driver's kernel modules; needs --create-all.",
 )
 @click.option(
     "--create-device-nodes",
     is_flag=True,
     envvar=["GPURUNTIME_CREATE_DEVICE_NODES", "CREATE_DEVICE_NODES"],
-    help="Make the control nodes before; with --create-all.",
+    help="First create the control device nodes; needs --create-all.",
 )
 @click.option(
     "--dry-run",
     is_flag=True,
     envvar=["GPURUNTIME_DRY_RUN", "DRY_RUN"],
-    help="Only say what would be done, as commands.",
+    help="Print the commands that would do the same, and change nothing.",
 )
 def create_dev_char_symlinks(
     *,
@@ -88,10 +88,11 @@ def create_dev_char_symlinks(
     create_device_nodes: bool,
     dry_run: bool,
 ) -> None:
-    """Make a link MAJOR:MINOR to each of the driver's device nodes.
+    """Create a symlink MAJOR:MINOR to each of the driver's device nodes.
 
-    A link that leads to the right device stays, another is replaced. What is in the way and no
-    link stays as well: then the exit status is 1, and the other links are there.
+    A symlink that resolves to the right device is left alone; any other is replaced. A file of
+    another type with such a name is left alone as well: the other symlinks are created, and the
+    exit status is 1.
     """
     for name, given in (
         ("--load-kernel-modules", load_kernel_modules),

@@ -25,23 +25,35 @@ _DIRECTORY_MODE = 0o755
     default="/",
     show_default=True,
     envvar=["GPURUNTIME_DRIVER_ROOT", "NVIDIA_DRIVER_ROOT", "DRIVER_ROOT", "ROOT"],
-    help="Where the driver is installed; its modules are loaded from there.",
+    help="Directory below which the driver is installed; kernel modules are loaded from there.",
 )
 @click.option(
     "--dev-root",
     envvar=["GPURUNTIME_DEV_ROOT", "NVIDIA_DEV_ROOT", "DEV_ROOT"],
-    help='The directory whose "dev" gets the nodes.  [default: the driver root]',
+    help='Directory in whose "dev" the nodes are created.  [default: the driver root]',
 )
-@click.option("--control-devices", is_flag=True, help="Those that every container gets.")
-@click.option("--gpu-devices", is_flag=True, help="Those of the GPUs that the driver has.")
-@click.option("--mig-devices", is_flag=True, help="Those that grant the MIG devices there are.")
-@click.option("--all", "every", is_flag=True, help="All of these.")
-@click.option("--load-kernel-modules", is_flag=True, help="Load the driver's modules before.")
+@click.option(
+    "--control-devices",
+    is_flag=True,
+    help="Create the control devices, which every GPU container gets.",
+)
+@click.option(
+    "--gpu-devices", is_flag=True, help="Create the nodes of the GPUs that the driver reports."
+)
+@click.option(
+    "--mig-devices",
+    is_flag=True,
+    help="Create the nodes that grant access to the existing MIG devices.",
+)
+@click.option("--all", "every", is_flag=True, help="Create all of these.")
+@click.option(
+    "--load-kernel-modules", is_flag=True, help="First load the driver's kernel modules."
+)
 @click.option(
     "--dry-run",
     is_flag=True,
     envvar=["GPURUNTIME_DRY_RUN", "DRY_RUN"],
-    help="Only say what would be done, as commands.",
+    help="Print the commands that would do the same, and change nothing.",
 )
 def create_device_nodes(
     *,
@@ -54,10 +66,10 @@ def create_device_nodes(
     load_kernel_modules: bool,
     dry_run: bool,
 ) -> None:
-    """Make the driver's device nodes that are missing, as its modules number them.
+    """Create the driver's missing device nodes, with the numbers that its modules registered.
 
-    A node that is there stays as it is; if it is another device's, or no device, the others are
-    made nevertheless and the exit status is 1.
+    An existing node is left alone. If it belongs to another device, or is not a device node, the
+    other nodes are created nevertheless, and the exit status is 1.
     """
     if load_kernel_modules:
         system_modules.load(driver_root or "/", dry_run=dry_run, say=_say)
