@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench import cases, page
+from bench import cases, chart, page
 from bench.figures import Summary, over
 
 TREE = Path(__file__).resolve().parents[2]
@@ -164,7 +164,7 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
         "--only", default="", type=re.compile, help="pattern: the cases whose names have it"
     )
     parser.add_argument("--out", type=Path, default=BUILD / "bench.json", help="all samples")
-    parser.add_argument("--doc", type=Path, help="write the page there")
+    parser.add_argument("--doc", type=Path, help="write the page there, and a chart beside it")
     parser.add_argument("--said", default="", help="words behind make bench, for the page")
     return parser.parse_args(arguments)
 
@@ -207,6 +207,7 @@ def main() -> None:
     print(text, end="")
     if asked.doc:
         asked.doc.write_text(text)
+        asked.doc.with_name("start-times.svg").write_text(chart.chart(found))
 
 
 def views(host: Guest, repetitions: int) -> Ran:

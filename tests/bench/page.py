@@ -28,6 +28,8 @@ Times are medians in ms of wall clock time; ratios are ratios of medians.
 *Over* is the median of the differences within a repetition.
 {policy}
 {reps} repetitions; load average before and after: {before:.1f}, {after:.1f}.
+
+![The time of one create, through us and by a bare runc](start-times.svg)
 """
 PROFILE = """The same create without its parts.
 The columns are two containers of 8 GPUs, with different driver capabilities.

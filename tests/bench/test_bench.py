@@ -12,15 +12,17 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import pytest
-from bench import cases, measure, page, targets
+from bench import cases, chart, measure, page, targets
 from bench.figures import Summary, over, quantile, ratio
 from containers import machine
 
 TREE = Path(__file__).parents[2]
 PAGE = TREE / "docs" / "development" / "performance.md"
 DEADLINE_S = 60.0
+SVG = "{http://www.w3.org/2000/svg}"
 FEW = "^jit-cdi: (runc|no GPU|1 GPU)$"
 
 
@@ -149,6 +151,16 @@ def test_the_page_has_every_target_and_every_case() -> None:
         assert f"\n| {case.full_name} | " in text
         assert f"\n| {case.full_name} | " in there
     assert "| containerd is not installed here |" in text
+
+
+def test_the_chart_shows_each_case_with_its_ratio_to_runc() -> None:
+    """A reader compares bars: the longest is the slowest, and each says its ratio."""
+    text = chart.chart(_found(**{f"jit-cdi: {cases.EIGHT}": 50.0}))
+    document = ET.fromstring(text)
+    bars = [float(bar.get("width", "")) for bar in document.iter(f"{SVG}rect")][1:]
+    labels = [label.text for label in document.iter(f"{SVG}text")][1:]
+    assert bars[3] == max(bars) == pytest.approx(2.5 * bars[0], rel=0.01)
+    assert labels[6:8] == ["8 GPUs", "50 ms = 2.50 of runc"]
 
 
 def test_another_runtime_is_asked_for_the_same_containers() -> None:
