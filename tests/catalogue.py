@@ -21,8 +21,8 @@ GROUPS = {
 }  # fmt: skip
 IDS = tuple(f"{group}-{i:02}" for group, count in GROUPS.items() for i in range(1, count + 1))
 
-_BUNDLE = "tests/unit/gpuruntime/test_bundle.py::"
-_REQUEST = "tests/unit/gpuruntime/test_request.py::"
+_BUNDLE = "tests/unit/gpuruntime/oci/test_bundle.py::"
+_REQUEST = "tests/unit/gpuruntime/request/test_request.py::"
 _ASKED = "tests/property/test_request_properties.py::"
 _HOOK = "tests/launcher/test_hook_role.py::"
 _REGISTRY = "tests/unit/cdi/test_registry.py::"
@@ -104,8 +104,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "ANN-06": (f"{_BUNDLE}test_unknown_oci_fields_survive_create",),
     "CDI-05": ("tests/conformance/test_corpus.py::test_a_case_ends_as_with_the_reference",),
     "CDI-07": (
-        "tests/unit/gpuruntime/test_gpu_edits.py::test_every_hook_has_an_environment_and_a_deadline",
-        "tests/unit/gpuruntime/test_gpu_edits.py::test_the_spec_is_in_canonical_order_and_of_the_lowest_version",
+        "tests/unit/gpuruntime/plan/test_gpu_edits.py::test_every_hook_has_an_environment_and_a_deadline",
+        "tests/unit/gpuruntime/plan/test_gpu_edits.py::test_the_spec_is_in_canonical_order_and_of_the_lowest_version",
     ),
     "NS-04": (
         "tests/system/test_user_namespaces.py::test_a_runtime_within_a_user_namespace_binds_too",

@@ -82,7 +82,7 @@ def test_paths_with_and_without_a_prefix(tmp_path: Path, prefix: str) -> None:
     [
         ("gpuruntime/launcher/launcher.c", "tests/launcher/test_hook_role.py"),
         ("hooks/entry.py", "tests/unit/hooks/test_plan.py"),
-        ("gpuruntime/oci/bundle.py", "tests/unit/gpuruntime/test_bundle.py"),
+        ("gpuruntime/oci/bundle.py", "tests/unit/gpuruntime/oci/test_bundle.py"),
         ("gpuruntime/trusted_files.py", "tests/unit/gpuruntime/test_trusted_files.py"),
     ],
 )
@@ -100,9 +100,9 @@ def test_the_likeliest_tests_are_first(changed: str, test: str) -> None:
 @pytest.mark.parametrize(
     ("name", "test"),
     [
-        ("filter-missing", "tests/unit/gpuruntime/test_seccomp.py"),
+        ("filter-missing", "tests/unit/gpuruntime/system/test_seccomp.py"),
         ("hook-child-holds-stdout", "tests/unit/hooks/test_child.py"),
-        ("annotations-unfiltered", "tests/unit/gpuruntime/test_request_table.py"),
+        ("annotations-unfiltered", "tests/unit/gpuruntime/request/test_request_table.py"),
     ],
 )
 def test_tests_that_speak_of_what_is_changed_are_first(name: str, test: str) -> None:

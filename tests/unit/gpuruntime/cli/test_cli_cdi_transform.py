@@ -17,7 +17,7 @@ import pytest
 
 from cdi import yamlio
 
-TREE = Path(__file__).parents[3]
+TREE = Path(__file__).parents[4]
 SPEC: dict[str, Any] = {
     "cdiVersion": "0.6.0",
     "kind": "vendor.test/class",

@@ -92,7 +92,7 @@ def test_repeated_and_odd_environment_entries_are_handed_on(tmp_path: Path) -> N
         "import sys; sys.path.append(sys.argv[1]); from gpuruntime.oci.lowlevel import execute; "
         "execute('/bin/cat', ['/proc/self/environ'])"
     )
-    tree = str(Path(__file__).parents[3])
+    tree = str(Path(__file__).parents[4])
     # execve with a block that no shell would make.
     caller = tmp_path / "caller.c"
     caller.write_text(

@@ -15,7 +15,7 @@ from gpuruntime.cli.checks.machine import Machine
 from gpuruntime.cli.checks.table import CHECKS
 from gpuruntime.errors import ConfigError
 
-TREE = Path(__file__).parents[3]
+TREE = Path(__file__).parents[4]
 REFERENCE = TREE / "docs" / "reference" / "doctor.md"
 NOTES = {
     "ok": finding.ok("well"),

@@ -15,7 +15,7 @@ import pytest
 
 from gpuruntime.system import seccomp
 
-TREE = Path(__file__).parents[3]
+TREE = Path(__file__).parents[4]
 START_PYTHON = "/usr/bin/python3"
 ARCHES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 I386, X32_BIT = 0x40000003, 0x40000000

@@ -23,7 +23,7 @@ from gpuruntime.system.compat import CudaCompat
 from gpuruntime.system.loader import LoaderCache
 from gpuruntime.system.paths import Root
 
-TINY = (Path(__file__).parents[2] / "data" / "elf" / "libtiny-x86-64.so").read_bytes()
+TINY = (Path(__file__).parents[3] / "data" / "elf" / "libtiny-x86-64.so").read_bytes()
 NATIVE = ABI_FLAGS["x86-64"]
 DRIVER = (
     Entry("libtiny.so.1", "/usr/lib64/libtiny.so.1", NATIVE),

@@ -17,7 +17,7 @@ from gpuruntime.discover.driver import DriverRoot, find_driver
 from gpuruntime.model import Gpu, GpuNodes, MigDevice, Node
 from gpuruntime.plan import devices, gpu_edits
 
-GOLDEN = Path(__file__).parents[2] / "data" / "golden"
+GOLDEN = Path(__file__).parents[3] / "data" / "golden"
 STYLE = gpu_edits.Style("/usr/bin/gpu-cdi-hook")
 
 

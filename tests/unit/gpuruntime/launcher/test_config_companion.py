@@ -16,7 +16,7 @@ from gpuruntime.config import Config
 from gpuruntime.launcher import companion
 from gpuruntime.request import parse
 
-TREE = Path(__file__).parents[3]
+TREE = Path(__file__).parents[4]
 BIN = TREE / ".venv" / "bin"
 RUNTIME = "nvidia-container-runtime"
 PREFIXES = f"{RUNTIME}.modes.cdi.annotation-prefixes"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 pytestmark = pytest.mark.catalogue("LINT-02")
-TREE = Path(__file__).parents[3]
+TREE = Path(__file__).parents[4]
 PROGRAM = TREE / "tests" / "hostile" / "calls.py"
 WRAPPERS = sorted((TREE / "gpuruntime" / "system").glob("*.py"))
 LIBRARY = "_libc"

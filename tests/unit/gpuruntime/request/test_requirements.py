@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gpuruntime.errors import RequestError, escape
 from gpuruntime.request.requirements import Facts, check, is_true, of_cuda_version
 
-PAGE = Path(__file__).parents[3] / "docs" / "reference" / "requirements.md"
+PAGE = Path(__file__).parents[4] / "docs" / "reference" / "requirements.md"
 TESLA = Facts("12.4", "550.54.14", ((0, "8.0", "tesla"),))
 MIXED = Facts("12.4", "550.54.14", ((0, "8.0", "tesla"), (3, "8.9", "geforce")))
 NO_GPU = Facts("12.4", "550.54.14")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from conformance import cases
 
-TREE = Path(__file__).parents[3]
+TREE = Path(__file__).parents[4]
 CORPUS = cases.read(TREE / "tests/data/cdi")
 INJECT = {
     name: case for name, case in CORPUS.items() if case["op"] == "inject" and "calls" not in case

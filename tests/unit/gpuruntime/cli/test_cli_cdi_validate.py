@@ -12,7 +12,7 @@ from pathlib import Path
 import costs
 import pytest
 
-TREE = Path(__file__).parents[3]
+TREE = Path(__file__).parents[4]
 GOOD = """\
 cdiVersion: "0.3.0"
 kind: "vendor.test/class"

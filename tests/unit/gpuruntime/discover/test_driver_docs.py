@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from simhost import fetch_driver
 
-TREE = Path(__file__).parents[3]
+TREE = Path(__file__).parents[4]
 PAGE = TREE / "docs" / "reference" / "driver-files.md"
 ROOTS = TREE / "build" / "driver-root"
 BRANCHES = ("535", "550")

@@ -23,7 +23,7 @@ from hostile.canary import digest
 from gpuruntime.system import paths
 from gpuruntime.system.paths import Root
 
-TREE = Path(__file__).parents[3]
+TREE = Path(__file__).parents[4]
 EXCHANGE = TREE / "tests" / "hostile" / "exchange.py"
 NAMES = ("a", "b", "c")
 FARMS = 40

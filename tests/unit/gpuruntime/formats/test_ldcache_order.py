@@ -24,7 +24,7 @@ from gpuruntime.formats.ldcache_merge import Entry, merge, parse
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 SAMPLE = ROOT / "tests" / "data" / "elf" / "libnameless.so"
 LDCONFIG = shutil.which("ldconfig", path="/usr/sbin:/sbin")
 X86 = ldcache_merge.ABI_FLAGS["x86-64"]

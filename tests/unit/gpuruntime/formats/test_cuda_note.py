@@ -114,7 +114,7 @@ def test_a_library_without_the_section_has_no_note() -> None:
     """That is no error: it is from before there were notes."""
     assert read(noted.library(section=b".note.gnu.build-id")) is None
     assert read(noted.library(section=noted.SECTION + b".2")) is None
-    tiny = Path(__file__).parents[2] / "data" / "elf" / "libtiny-x86-64.so"
+    tiny = Path(__file__).parents[3] / "data" / "elf" / "libtiny-x86-64.so"
     assert read(tiny.read_bytes()) is None
 
 

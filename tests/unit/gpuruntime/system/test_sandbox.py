@@ -16,7 +16,7 @@ import pytest
 from hostile import cases
 
 pytestmark = pytest.mark.system("unshare", "mount", "gcc")
-HOSTILE = Path(__file__).parents[2] / "hostile"
+HOSTILE = Path(__file__).parents[3] / "hostile"
 # What is mounted on the directory that the program tries to write to.
 MOUNTS = {
     "none": "true",

@@ -15,7 +15,7 @@ import pytest
 
 from cdi import yamlio
 
-TREE = Path(__file__).parents[3]
+TREE = Path(__file__).parents[4]
 SPEC: dict[str, Any] = {
     "cdiVersion": "0.5.0",
     "kind": "vendor.test/class",

@@ -15,7 +15,7 @@ from gpuruntime.engines import config_paths, targets, work
 from gpuruntime.engines.config_paths import Place
 from gpuruntime.engines.entry import Entry
 
-DATA = Path(__file__).parents[2] / "data" / "engines"
+DATA = Path(__file__).parents[3] / "data" / "engines"
 PROGRAM = "/usr/bin/gpu-container-runtime"
 HOST = config_paths.Host({"HOME": "/root"}, 0, lambda _path: False, ())
 

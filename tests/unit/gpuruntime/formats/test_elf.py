@@ -16,7 +16,7 @@ import pytest
 from gpuruntime.formats import elf
 from gpuruntime.formats.ldcache_merge import ABI_FLAGS
 
-DATA = Path(__file__).resolve().parents[2] / "data" / "elf"
+DATA = Path(__file__).resolve().parents[3] / "data" / "elf"
 LIBRARY = (DATA / "libtiny-x86-64.so").read_bytes()
 
 # The place of each header field and how struct writes it, for the two classes.

@@ -19,7 +19,7 @@ from simhost import artefacts
 
 from gpuruntime.formats import cuda_note, elf
 
-DATA = Path(__file__).resolve().parents[2] / "data" / "elf"
+DATA = Path(__file__).resolve().parents[3] / "data" / "elf"
 # Not below: plugins of other programs are there, as in the directories themselves.
 DIRECTORIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib32", "/usr/local/lib", "/usr/sbin")
 ABIS = {

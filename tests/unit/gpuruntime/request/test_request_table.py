@@ -31,7 +31,7 @@ from gpuruntime import errors
 from gpuruntime.config import Config
 from gpuruntime.request.parse import Request, from_oci
 
-TABLE = Path(__file__).parents[2] / "data" / "request"
+TABLE = Path(__file__).parents[3] / "data" / "request"
 DIRECTORY = "/var/run/nvidia-container-devices"
 RUNTIME = "nvidia-container-runtime"
 LEAST_ROWS = 600

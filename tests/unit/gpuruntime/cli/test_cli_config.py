@@ -17,7 +17,7 @@ import pytest
 from gpuruntime import config
 from gpuruntime.configfile import options
 
-TREE = Path(__file__).parents[3]
+TREE = Path(__file__).parents[4]
 MODE = "nvidia-container-runtime.mode"
 # As the incumbent's package has it.
 INCUMBENT = """\

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-TREE = Path(__file__).parents[3]
+TREE = Path(__file__).parents[4]
 PROGRAM = "/usr/bin/env"
 DOCKER = b'{\n  "log-driver": "local"\n}\n'
 CONTAINERD = b"""\
