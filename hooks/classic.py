@@ -13,11 +13,11 @@ import stat
 
 from gpuruntime.errors import LdcacheError
 from gpuruntime.formats import elf, ldcache_merge
-from gpuruntime.record import Record
 from gpuruntime.system import drop_in
 from gpuruntime.system.compat import DEFAULT_ROOT, CompatInUse, CudaCompat
 from gpuruntime.system.loader import LoaderCache
 from gpuruntime.system.names import LINK_PATH, MAX_PATH_CHARS, is_clean, is_clean_name
+from gpuruntime.system.operation import Operation
 from gpuruntime.system.ops import ApplicationProfile, Chmod, Link, MaskParams
 from gpuruntime.system.paths import list_names, mount_id, reopen
 from hooks.options import last, parse, parse_mode, refused
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from cdi.wire import OciConfig
-    from gpuruntime.system.ops import Operation
     from gpuruntime.system.paths import Root
     from hooks.options import Given
 
@@ -133,7 +132,7 @@ def _chmod(given: Given) -> list[Operation]:
     return [Chmod(path, mode) for path in dict.fromkeys(places)]
 
 
-class MountedLibraries(Record):
+class MountedLibraries(Operation):
     """Let the container's loader find the libraries that are mounted into *folders*.
 
     *with_compat*: the image's CUDA comes first, where an earlier hook of this start found it to

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from cdi.wire import DeviceNode, Edits, OciConfig
     from gpuruntime.config import Config
     from gpuruntime.request.parse import Request
-    from gpuruntime.system.ops import Operation
+    from gpuruntime.system.operation import Operation
     from hooks.options import Given
 
 NAME = "prestart"
@@ -208,7 +208,7 @@ def _load_modules(operations: Iterable[Operation]) -> None:
     """Load what *operations* would load when they need it: then it is too late."""
     from gpuruntime.formats import cuda_note, elf  # noqa: F401, PLC0415 (no other hook does so)
 
-    if any(getattr(operation, "ldconfig", "") for operation in operations):
+    if any(operation.ldconfig for operation in operations):
         from gpuruntime.system import sandbox  # noqa: F401, PLC0415 (as above)
 
 

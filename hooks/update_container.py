@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpuruntime.system.ops import Operation
+    from gpuruntime.system.operation import Operation
     from hooks.options import Given
 
 NAME = "update-container"

@@ -18,7 +18,7 @@ from gpuruntime.cli import system_devices as devices
 from gpuruntime.cli import system_modules, system_nodes
 from gpuruntime.cli.system_devices import CAPS, NVIDIA, UVM, Device
 from gpuruntime.errors import GpuRuntimeError, escape
-from gpuruntime.system.paths import replace_link
+from gpuruntime.system.replace import replace_link
 
 # Directory below /dev, and how names of nodes in it begin that a container can be given.
 _PLACES = (

@@ -14,7 +14,7 @@ from gpuruntime.configfile.check import Finding
 from gpuruntime.errors import ConfigError
 from gpuruntime.launcher import companion
 from gpuruntime.snapshots import config_snapshot, storage
-from gpuruntime.system.paths import replace_file
+from gpuruntime.system.replace import replace_file
 
 # A file of another program has one for each line: nobody reads on.
 MAX_WARNINGS = 50

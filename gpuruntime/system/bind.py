@@ -13,9 +13,9 @@ import posixpath
 import stat
 
 from gpuruntime.errors import MountError
-from gpuruntime.record import Record
 from gpuruntime.system import syscalls
 from gpuruntime.system.mounts import stop_propagation
+from gpuruntime.system.operation import Operation
 from gpuruntime.system.paths import MAX_LINKS
 from gpuruntime.system.syscalls import SyscallError
 
@@ -36,7 +36,7 @@ _O_NAME = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _IN_THE_WAY = (errno.EISDIR, errno.ELOOP, errno.ENOENT)
 
 
-class BindMount(Record):
+class BindMount(Operation):
     """Mount *host_path*, which is trusted, on *path* of the container, as *options* say."""
 
     __slots__ = ("host_path", "options", "path")

@@ -14,6 +14,7 @@ import stat
 from gpuruntime.formats import ldcache_merge
 from gpuruntime.record import Record
 from gpuruntime.system import drop_in, names
+from gpuruntime.system.operation import Operation
 from gpuruntime.system.paths import list_names, reopen
 
 TYPE_CHECKING = False
@@ -28,7 +29,7 @@ MAX_LIBRARIES = 100
 _PREFIX = "libcuda.so."
 
 
-class CudaCompat(Record):
+class CudaCompat(Operation):
     """Have the libraries in *directory* found first, if they are right for the host's driver."""
 
     __slots__ = ("directory", "host_cuda_version", "host_driver_version")

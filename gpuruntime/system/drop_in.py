@@ -11,14 +11,8 @@ import errno
 import os
 
 from gpuruntime.system import names
-from gpuruntime.system.paths import (
-    Root,
-    file_content,
-    list_names,
-    read_of_image,
-    remove_name,
-    replace_file,
-)
+from gpuruntime.system.paths import Root, file_content, list_names, read_of_image
+from gpuruntime.system.replace import remove_name, replace_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

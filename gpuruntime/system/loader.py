@@ -14,9 +14,10 @@ import stat
 
 from gpuruntime.errors import LdcacheError
 from gpuruntime.formats import ldcache_merge
-from gpuruntime.record import Record
 from gpuruntime.system import drop_in, mounts
-from gpuruntime.system.paths import LEADS_NOWHERE, Root, mount_id, read_of_image, replace_file
+from gpuruntime.system.operation import Operation
+from gpuruntime.system.paths import LEADS_NOWHERE, Root, mount_id, read_of_image
+from gpuruntime.system.replace import replace_file
 from gpuruntime.system.syscalls import SyscallError
 
 TYPE_CHECKING = False
@@ -41,7 +42,7 @@ _MUSL_DIRECTORIES = ("/lib", "/usr/local/lib", "/usr/lib")
 _MUSL = {"x86-64": "x86_64", "aarch64": "aarch64", "i386": "i386", "riscv64": "riscv64"}
 
 
-class LoaderCache(Record):
+class LoaderCache(Operation):
     """Let the container's loader find *entries*, now and after its own ldconfig has run.
 
     Those of *compat*, where it is to be used, are found first. *ldconfig* is the host's, to be run

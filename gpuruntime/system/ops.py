@@ -12,32 +12,16 @@ import posixpath
 import stat
 
 from gpuruntime.errors import MountError
-from gpuruntime.record import Record
 from gpuruntime.system import mounts
-from gpuruntime.system.paths import (
-    change_mode,
-    file_content,
-    list_names,
-    replace_file,
-    replace_link,
-)
+from gpuruntime.system.operation import Operation
+from gpuruntime.system.paths import change_mode, file_content, list_names
+from gpuruntime.system.replace import replace_file, replace_link
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Protocol
 
     from gpuruntime.system.paths import Root
-
-    class Operation(Protocol):
-        """Something to be done below a container's root."""
-
-        def describe(self) -> str:
-            """Return the operation in one line."""
-
-        def execute(self, root: Root, warn: Callable[[str], None]) -> None:
-            """Carry it out below *root*, or raise MountError or LdcacheError."""
-
 
 PARAMS = "/proc/driver/nvidia/params"
 DEVICES = "/proc/devices"
@@ -51,7 +35,7 @@ MAX_MINOR = 63
 _GPU = "nvidia"
 
 
-class RootIsMount(Record):
+class RootIsMount(Operation):
     """See to it that the root is a file system that was mounted for the container."""
 
     __slots__ = ()
@@ -70,7 +54,7 @@ class RootIsMount(Record):
         )
 
 
-class Link(Record):
+class Link(Operation):
     """Make *path* a link to *target*, in place of a link or file that is there."""
 
     __slots__ = ("path", "target")
@@ -122,7 +106,7 @@ class DeviceLink(Link):
             super().execute(root, warn)
 
 
-class MaskParams(Record):
+class MaskParams(Operation):
     """Hide from the container that the driver may make device nodes.
 
     Its libraries would make nodes of GPUs that the container does not have.
@@ -168,7 +152,7 @@ def _masked_params() -> bytes | None:
     return b"".join((_MASKED if line == _MODIFIED else line) + b"\n" for line in lines)
 
 
-class ApplicationProfile(Record):
+class ApplicationProfile(Operation):
     """Tell the driver's libraries in the container which GPUs it has: EGL lists others as well."""
 
     __slots__ = ()
@@ -232,7 +216,7 @@ def _write_profile(root: Root, content: bytes) -> None:
         os.close(dirfd)
 
 
-class Chmod(Record):
+class Chmod(Operation):
     """Give *path* the permissions *mode*."""
 
     __slots__ = ("mode", "path")

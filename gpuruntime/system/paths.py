@@ -1,42 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open and create below a root that others may change meanwhile: by descriptors, not strings.
+"""Open paths below a root that others may change meanwhile: by descriptors, not strings.
 
 On the start path. Every path is resolved with the root as `/`, by openat2(2) with RESOLVE_IN_ROOT
 where the kernel has it and by a walk of O_NOFOLLOW steps where it does not. The result of a
 resolution is used by its descriptor; the string is never looked up a second time.
+gpuruntime.system.replace writes into the directories that are opened here.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import posixpath
 import stat
-import struct
 import time
-from itertools import islice
 
 from gpuruntime.system import syscalls
 from gpuruntime.system.syscalls import SyscallError
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 MAX_LINKS = 40
 MAX_TRIES = 128
-_TEMPORARY = ".gpuruntime."
-# As much of a name as has room between the others in a temporary name, of 255 bytes.
-_MAX_STEM_CHARS = 50
-# How many names are looked at for what a killed hook has left.
-_MAX_LOOKED_AT = 10_000
-# What a name that was random meets where somebody else took it away.
-_LOST = (errno.EEXIST, errno.ENOENT, errno.EAGAIN)
-# What the temporary name meets where it is not ours alone, or too long.
-_TAKEN = (
-    *(errno.EEXIST, errno.ENOENT, errno.EISDIR, errno.EPERM, errno.EAGAIN, errno.ENAMETOOLONG),
-)
 # What a path answers that leads to nothing inside the container. In a user namespace, a process of
 # others in /proc refuses to be followed: EACCES.
 LEADS_NOWHERE = (*(errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EACCES),)
@@ -44,8 +27,6 @@ _O_PATH = os.O_PATH | os.O_CLOEXEC
 # EPERM is what an old seccomp profile answers instead of ENOSYS.
 _NO_OPENAT2 = (errno.ENOSYS, errno.EPERM)
 _OF_PROC = ("self/fd", "self/fdinfo", "self/mountinfo")
-_FLAGS_OF_INODE = 0x80086601  # FS_IOC_GETFLAGS
-_APPEND_ONLY = 0x20
 # Directories that are links in many an image, and where these lead.
 _LINKED = (
     *(("/lib", "/usr/lib"), ("/lib64", "/usr/lib64"), ("/lib64", "/usr/lib")),
@@ -243,18 +224,6 @@ class Root:
                 os.close(fd)
         return found
 
-    def read_file(self, path: str, max_bytes: int) -> bytes:
-        """Return the content of the regular file *path*; raise OSError for anything else.
-
-        EFBIG if it has more than *max_bytes*. Nothing but a regular file is ever opened for
-        reading: a FIFO would hang, a device may act.
-        """
-        fd = self.open_path(path)
-        try:
-            return read_of_image(fd, path, max_bytes)
-        finally:
-            os.close(fd)
-
 
 def _usual_names(path: str) -> list[str]:
     """Return *path*, and what it may be called where directories are links as they often are."""
@@ -378,143 +347,3 @@ def file_content(dirfd: int, name: str, max_bytes: int) -> bytes | None:
 def change_mode(fd: int, mode: int) -> None:
     """Set the permissions of what *fd* (O_PATH) stands for; chmod(2)."""
     os.chmod(f"/proc/self/fd/{fd}", mode)
-
-
-def _require_removable(dirfd: int) -> None:
-    """Raise OSError where a new name could be neither renamed nor taken away again."""
-    flags = bytearray(8)
-    try:
-        fcntl.ioctl(dirfd, _FLAGS_OF_INODE, flags)
-    except OSError:
-        # A file system without such flags.
-        return
-    if struct.unpack_from("I", flags)[0] & _APPEND_ONLY:
-        raise SyscallError(errno.EPERM, "a new name in a directory that is append-only")
-
-
-def replace_file(dirfd: int, name: str, data: bytes, mode: int) -> None:
-    """Put a new file *name* with *data* into *dirfd*: created under another name, then renamed.
-
-    What stands there, link or file, is replaced and never written through. Nobody else uses that
-    other name, or the half of a file could be put in place; what a hook that was killed has left,
-    the next one takes away. Raises OSError, with nothing left behind.
-    """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-
-    def put(temporary: str) -> int:
-        return os.open(temporary, flags, 0o600, dir_fd=dirfd)
-
-    def fill(fd: int) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-        os.fchmod(fd, mode)
-        # Without it a power cut can leave an empty cache beside our drop-in.
-        os.fsync(fd)
-
-    _require_removable(dirfd)
-    stem = f"{_TEMPORARY}{name[:_MAX_STEM_CHARS]}"
-    _remove_leftovers(dirfd, stem)
-    for _ in range(MAX_TRIES):
-        try:
-            _put_and_rename(dirfd, f"{stem}.{os.urandom(8).hex()}", name, put, fill)
-        except OSError as error:
-            # Another hook took it for a leftover.
-            if error.errno not in _LOST:
-                raise
-            lost = error
-        else:
-            return
-    raise lost
-
-
-def _remove_leftovers(dirfd: int, stem: str) -> None:
-    """Take the temporary names of *stem* out of *dirfd*, as far as that can be."""
-    with os.scandir(dirfd) as entries:
-        names = [entry.name for entry in islice(entries, _MAX_LOOKED_AT)]
-    for name in names:
-        if name == stem or name.startswith(f"{stem}."):
-            try:
-                os.unlink(name, dir_fd=dirfd)
-            except OSError:
-                # A directory, or another hook was first: ours has a name of its own.
-                pass
-
-
-def replace_link(dirfd: int, name: str, target: str) -> bool:
-    """Make *name* in *dirfd* a link to *target*, atomically; tell whether it was not one already.
-
-    A directory in the way raises OSError, with nothing left behind, and stays.
-    """
-    try:
-        if os.readlink(name, dir_fd=dirfd) == target:
-            return False
-    except OSError as error:
-        # Not there, or no link.
-        if error.errno not in (errno.ENOENT, errno.EINVAL):
-            raise
-
-    def put(temporary: str) -> int:
-        os.symlink(target, temporary, dir_fd=dirfd)
-        return os.open(temporary, _O_PATH | os.O_NOFOLLOW, dir_fd=dirfd)
-
-    def check(fd: int) -> None:
-        if os.readlink("", dir_fd=fd) != target:
-            raise SyscallError(errno.EAGAIN, f'symlink("{name}"), which somebody exchanged')
-
-    _require_removable(dirfd)
-    # A link is whole from the first. So its other name can be the same each time: what a hook that
-    # was killed has left there, the next one takes away. Where another hook is at it, or a
-    # directory has the name, it is a random one.
-    temporary = f"{_TEMPORARY}{name}"
-    try:
-        remove_name(dirfd, temporary)
-        _put_and_rename(dirfd, temporary, name, put, check)
-    except OSError as error:
-        if error.errno not in _TAKEN:
-            raise
-        _put_and_rename(dirfd, f"{_TEMPORARY}{os.urandom(8).hex()}", name, put, check)
-    return True
-
-
-def _put_and_rename(
-    dirfd: int,
-    temporary: str,
-    name: str,
-    put: Callable[[str], int],
-    finish: Callable[[int], None],
-) -> None:
-    """Put something at *temporary*, finish it by its descriptor, and rename it to *name*."""
-    try:
-        fd = put(temporary)
-        try:
-            finish(fd)
-            _require_same(dirfd, temporary, fd)
-            os.rename(temporary, name, src_dir_fd=dirfd, dst_dir_fd=dirfd)
-        finally:
-            # Not before: another file could have its number.
-            os.close(fd)
-    except FileExistsError:
-        # Not ours.
-        raise
-    except BaseException:
-        remove_name(dirfd, temporary)
-        raise
-
-
-def _require_same(dirfd: int, name: str, fd: int) -> None:
-    ours = _identity(os.fstat(fd))
-    if ours != _identity(os.stat(name, dir_fd=dirfd, follow_symlinks=False)):
-        raise SyscallError(errno.EAGAIN, f'rename("{name}"), which somebody exchanged')
-
-
-def remove_name(dirfd: int, name: str) -> None:
-    """Take *name* out of *dirfd*, where somebody else may be at it; raise OSError."""
-    try:
-        os.unlink(name, dir_fd=dirfd)
-    except FileNotFoundError:
-        pass
-
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino

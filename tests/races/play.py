@@ -29,7 +29,8 @@ from gpuruntime.oci.bundle import Bundle
 from gpuruntime.system import syscalls
 from gpuruntime.system.loader import LoaderCache
 from gpuruntime.system.ops import Link
-from gpuruntime.system.paths import Root, replace_file
+from gpuruntime.system.paths import Root, read_of_image
+from gpuruntime.system.replace import replace_file
 
 HERE = Path(__file__).parent
 TREE = HERE.parents[1]
@@ -74,7 +75,11 @@ def scene(work: Path) -> tuple[Path, Path, tuple[Path, Path]]:
 
 def _read(root: Root, number: int) -> bool:
     del number
-    return root.read_file("/real/kept", 100) == b"outside"
+    fd = root.open_path("/real/kept")
+    try:
+        return read_of_image(fd, "/real/kept", 100) == b"outside"
+    finally:
+        os.close(fd)
 
 
 def _naive_read(place: str, number: int) -> bool:

@@ -73,8 +73,9 @@ HOOK = {
     *of("gpuruntime", "errors record"),
     *of("gpuruntime.formats", "ldcache ldcache_merge"),
     *of("gpuruntime.oci", "bundle"),
-    *of("gpuruntime.system", "compat drop_in loader mounts names ops paths seccomp syscalls"),
-    *of("hooks", "entry options state update_container"),
+    *of("gpuruntime.system", "compat drop_in loader mounts names operation ops paths"),
+    *of("gpuruntime.system", "replace seccomp syscalls"),
+    *of("hooks", "entry options state supervision update_container"),
 }
 
 # An audit hook sees the exec, or the exit, that ends each of the two programs.

@@ -49,12 +49,12 @@ ALLOWED = {
     ("gpuruntime/system/paths.py", "__init__", "os.open(path, _O_DIRECTORY)"),
     ("gpuruntime/system/paths.py", "is_host_root", "os.stat('/')"),
     # The child that a file system without an answer may hold; it executes nothing else.
-    ("hooks/entry.py", "_supervise", "os.fork"),
-    ("hooks/entry.py", "_supervise", "os.getpid"),
-    ("hooks/entry.py", "_be_child", "os.getppid"),
-    ("hooks/entry.py", "_be_child", "os.open('/dev/null', os.O_WRONLY)"),
+    ("hooks/supervision.py", "supervise", "os.fork"),
+    ("hooks/supervision.py", "supervise", "os.getpid"),
+    ("hooks/supervision.py", "_be_child", "os.getppid"),
+    ("hooks/supervision.py", "_be_child", "os.open('/dev/null', os.O_WRONLY)"),
     (
-        "hooks/entry.py",
+        "hooks/supervision.py",
         "_be_first_victim",
         "os.open('/proc/self/oom_score_adj', os.O_WRONLY | os.O_CLOEXEC)",
     ),
@@ -83,7 +83,7 @@ ALLOWED = {
     ("gpuruntime/system/paths.py", "mount_id", "open"),
     ("gpuruntime/system/mounts.py", "_line_of", "open"),
     ("gpuruntime/system/mounts.py", "_listed", "open"),
-    ("gpuruntime/system/paths.py", "_remove_leftovers", "os.scandir"),
+    ("gpuruntime/system/replace.py", "_remove_leftovers", "os.scandir"),
     # The host's ldconfig, in its sandbox: paths of the host, and `.` and `/` on the way into it.
     ("gpuruntime/system/sandbox.py", "_sealed_copy", "os.open(path, os.O_PATH | os.O_CLOEXEC)"),
     ("gpuruntime/system/sandbox.py", "_run", "os.open('/dev/null', os.O_RDWR | os.O_CLOEXEC)"),

@@ -328,7 +328,7 @@ import sys
 sys.path.append({str(TREE)!r})
 import os, signal, time
 from gpuruntime.system import ops
-from hooks import entry
+from hooks import entry, supervision
 def execute(self, root, warn):
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
     helper = os.fork()
@@ -340,7 +340,7 @@ ops.MaskParams.execute = execute
 # What starts processes is not confined.
 ops.MaskParams.ldconfig = "x"
 """
-WITHOUT_GROUP = "entry._kill = lambda child: os.kill(child, signal.SIGKILL)\n"
+WITHOUT_GROUP = "supervision._kill = lambda child: os.kill(child, signal.SIGKILL)\n"
 
 
 def end_deaf_work(bundle: Path, weak: str) -> tuple[subprocess.CompletedProcess[str], int, float]:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from gpuruntime import __version__
-from gpuruntime.system.paths import Root
-from hooks import entry, update_container
+from gpuruntime.system.paths import Root, read_of_image
+from hooks import entry, supervision, update_container
 
 TREE = Path(__file__).parents[3]
 HOOK = TREE / ".venv" / "bin" / "gpu-cdi-hook"
@@ -99,7 +99,11 @@ def test_meta_02_too_few_descriptors_are_said(tmp_path: Path) -> None:
         assert done.returncode in (0, 1)
         assert "bug" not in done.stderr
         said |= {done.returncode, *done.stderr.splitlines()[1:]}
-    assert {0, 1, f"hint: allow the runtime {entry.MIN_DESCRIPTORS} open files or more"} <= said
+    assert {
+        0,
+        1,
+        f"hint: allow the runtime {supervision.MIN_DESCRIPTORS} open files or more",
+    } <= said
 
 
 def test_help_as_a_value_is_a_value(tmp_path: Path) -> None:
@@ -200,7 +204,7 @@ def test_a_file_that_may_not_be_read_is_named(
 
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(OSError, match="Permission denied") as caught:
-        root.read_file("/file", 10)
+        read_of_image(root.open_path("/file"), "/file", 10)
     assert str(caught.value) == 'read("/file"): Permission denied'
 
 

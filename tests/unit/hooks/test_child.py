@@ -20,7 +20,7 @@ import sys
 sys.path.append({str(TREE)!r})
 import os, signal, time
 from gpuruntime.system import ops, syscalls
-from hooks import entry
+from hooks import entry, supervision
 def execute(self, root, warn):
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
     for fd in os.listdir("/proc/self/fd"):
@@ -34,7 +34,7 @@ def execute(self, root, warn):
 ops.MaskParams.execute = execute
 # It is not confined.
 ops.MaskParams.ldconfig = "x"
-entry._kill = lambda child: None
+supervision._kill = lambda child: None
 syscalls.die_with_parent = lambda: None
 WEAK
 entry.main()

@@ -29,7 +29,7 @@ from gpuruntime.system.ops import (
 from hooks import state, update_container
 
 if TYPE_CHECKING:
-    from gpuruntime.system.ops import Operation
+    from gpuruntime.system.operation import Operation
 
 HOOK = Path(__file__).parents[3] / ".venv" / "bin" / "gpu-cdi-hook"
 NATIVE = ABI_FLAGS["x86-64"]

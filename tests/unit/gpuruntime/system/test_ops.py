@@ -24,7 +24,7 @@ from gpuruntime.system.ops import Link, MaskParams
 from gpuruntime.system.paths import Root
 
 if TYPE_CHECKING:
-    from gpuruntime.system.ops import Operation
+    from gpuruntime.system.operation import Operation
 
 DIRECTORY = "/usr/lib/x86_64-linux-gnu"
 NATIVE = ABI_FLAGS["x86-64"]

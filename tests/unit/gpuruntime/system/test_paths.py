@@ -20,7 +20,7 @@ import pytest
 from effort import IS_FULL
 from hostile.canary import digest
 
-from gpuruntime.system import paths
+from gpuruntime.system import paths, replace
 from gpuruntime.system.paths import Root
 
 TREE = Path(__file__).parents[4]
@@ -137,7 +137,11 @@ def test_every_descriptor_is_closed_again(root: Root, tmp_path: Path) -> None:
 
 def read_file(root: Root, number: int) -> None:
     """RACE-01: read below the directory that is swapped."""
-    assert root.read_file("/real/kept", 100) == b"inside"
+    fd = root.open_path("/real/kept")
+    try:
+        assert paths.read_of_image(fd, "/real/kept", 100) == b"inside"
+    finally:
+        os.close(fd)
 
 
 def make_directory(root: Root, number: int) -> None:
@@ -149,7 +153,7 @@ def write_file(root: Root, number: int) -> None:
     """RACE-04: put a file into the directory that is swapped."""
     dirfd = root.open_directory("/real")
     try:
-        paths.replace_file(dirfd, f"file{number % 50}", b"content", 0o644)
+        replace.replace_file(dirfd, f"file{number % 50}", b"content", 0o644)
     finally:
         os.close(dirfd)
 
@@ -158,7 +162,7 @@ def make_link(root: Root, number: int) -> None:
     """RACE-05: put a link into the directory that is swapped."""
     dirfd = root.open_directory("/real")
     try:
-        paths.replace_link(dirfd, f"link{number % 50}", str(number))
+        replace.replace_link(dirfd, f"link{number % 50}", str(number))
     finally:
         os.close(dirfd)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuruntime.system import paths
-from gpuruntime.system.paths import replace_file, replace_link
+from gpuruntime.system import replace
+from gpuruntime.system.replace import replace_file, replace_link
 
 LONG = "x" * 255
 
@@ -194,7 +194,7 @@ def test_race_04_what_somebody_put_in_the_place_of_ours_is_not_published(
     victim = others / "victim"
     victim.write_text("must stay")
     exchanged = []
-    real = paths._identity
+    real = replace._identity
 
     def exchange(status: os.stat_result) -> tuple[int, int]:
         """Exchange ours when it has just been made, by what has another number."""
@@ -215,7 +215,7 @@ def test_race_04_what_somebody_put_in_the_place_of_ours_is_not_published(
             exchanged.append(names[0])
         return found
 
-    monkeypatch.setattr(paths, "_identity", exchange)
+    monkeypatch.setattr(replace, "_identity", exchange)
     try:
         put(dirfd, "x")
     except OSError:
