@@ -120,24 +120,23 @@ def normalise(document: object) -> Any:  # noqa: ANN401 (JSON)
     return _normal("spec", document)
 
 
-def problems(document: object) -> list[Problem]:
-    """Return every problem of the normalised *document*, in the order of the reference's checks.
+def problems(document: object) -> Iterator[Problem]:
+    """Yield every problem of the normalised *document*, in the order of the reference's checks.
 
-    Of what has the wrong shape, nothing more is said.
+    A value of the wrong shape is one problem; its members and its parents are not checked further.
     """
     if document is None:
-        return [Problem("no-data", (), "the document is empty")]
-    found: list[Problem] = []
-    spec = _fitting("spec", document, (), found)
-    misfits = {problem.path for problem in found}
+        yield Problem("no-data", (), "the document is empty")
+        return
+    misshapen: list[Problem] = []
+    spec = _fitting("spec", document, (), misshapen)
+    yield from misshapen
+    misfits = {problem.path for problem in misshapen}
     above = {path[:end] for path in misfits for end in range(len(path))}
-    found += [
-        problem
-        for problem in _semantics(spec)
-        if problem.path not in above
-        and not any(problem.path[:end] in misfits for end in range(len(problem.path) + 1))
-    ]
-    return found
+    for problem in _semantics(spec):
+        is_below = any(problem.path[:end] in misfits for end in range(len(problem.path) + 1))
+        if problem.path not in above and not is_below:
+            yield problem
 
 
 def is_empty(edits: Edits) -> bool:

@@ -63,7 +63,7 @@ def validate(text: str, stat_host: Callable[[str], os.stat_result] | None = None
     except CdiError as error:
         return [_undecoded(error, text)]
     spec = document.normalise(written)
-    problems = document.problems(spec)
+    problems = list(document.problems(spec))
     warnings = [*advice.check(spec, stat_host), *_conversions(written, spec)]
     if not problems:
         warnings += advice.check_version(spec)

@@ -48,7 +48,7 @@ def is_beyond_schema(problem: Problem, spec: Any) -> bool:
 
 def assert_agree(spec: Any, told: str) -> list[Problem]:
     """Compare the verdicts on the normalised *spec*; return the loader's problems."""
-    problems = document.problems(spec)
+    problems = list(document.problems(spec))
     seen = [problem for problem in problems if not is_beyond_schema(problem, spec)]
     errors = list(validate.schema("strict").iter_errors(spec))
     assert bool(errors) == bool(seen), (told, [vars_of(p) for p in problems], errors)

@@ -205,7 +205,7 @@ def test_a_warning_is_given_with_its_place(
 ) -> None:
     """Only this one, on specs that all loaders take."""
     assert told(spec) == [("warning", category, where)]
-    assert not document.problems(document.normalise(spec))
+    assert not list(document.problems(document.normalise(spec)))
 
 
 @pytest.mark.parametrize(
