@@ -32,7 +32,7 @@ _WHOLE_RANGE = [b"0", b"0", b"4294967295"]
 
 
 def in_user_namespace(config: OciConfig, uid_map: str = "/proc/self/uid_map") -> bool:
-    """Tell whether the container of *config* will be in a user namespace, its own or ours.
+    """Return whether the container of *config* will be in a user namespace, its own or ours.
 
     *uid_map* tells of ours. The rule is the low-level runtime's own: it decides as well.
     """
@@ -116,7 +116,7 @@ def _existing(node: DeviceNode, lstat: Callable[[str], os.stat_result]) -> Devic
 
 
 def _is_at(path: str, node: DeviceNode, lstat: Callable[[str], os.stat_result]) -> bool:
-    """Tell whether the host has the device of *node*, which is completed, at *path*."""
+    """Return whether the host has the device of *node*, which is completed, at *path*."""
     try:
         status = lstat(path)
     except (OSError, ValueError):

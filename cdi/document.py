@@ -140,7 +140,7 @@ def problems(document: object) -> Iterator[Problem]:
 
 
 def is_empty(edits: Edits) -> bool:
-    """Tell whether *edits* would change nothing (an empty intelRdt counts as an edit)."""
+    """Return whether *edits* would change nothing (an empty intelRdt counts as an edit)."""
     if edits.get("intelRdt") is not None:
         return False
     lists = ("env", "deviceNodes", "hooks", "mounts", "additionalGids", "netDevices")

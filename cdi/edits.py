@@ -45,13 +45,13 @@ def describe(edits: Edits) -> list[str]:
 
 
 def has_user_namespace(config: OciConfig) -> bool:
-    """Tell whether *config* asks for a user namespace, a new one or one that is there."""
+    """Return whether *config* asks for a user namespace, a new one or one that is there."""
     namespaces = (config.get("linux") or {}).get("namespaces") or ()
     return any(item.get("type") == "user" for item in namespaces)
 
 
 def allows_all(config: OciConfig) -> bool:
-    """Tell whether the device rules of *config* let the container use every character device.
+    """Return whether the device rules of *config* let the container use every character device.
 
     As `--privileged` does: then it has every GPU, whatever it asked for. The order counts.
     """
@@ -173,7 +173,7 @@ def _apply_nodes(nodes: list[DeviceNode], user: dict[str, Any], config: OciConfi
 
 
 def _is_device_at(path: str, device: dict[str, Any] | None) -> bool:
-    """Tell whether *device* of linux.devices is the one at *path*, which is normalised."""
+    """Return whether *device* of linux.devices is the one at *path*, which is normalised."""
     written = (device or {}).get("path")
     return isinstance(written, str) and posixpath.normpath(written) == path
 

@@ -16,12 +16,12 @@ _IN_DEVICE = _IN_NAME | frozenset(":")
 
 
 def is_name(text: str) -> bool:
-    """Tell whether *text* can name a vendor or a class."""
+    """Return whether *text* can name a vendor or a class."""
     return text[:1] in _LETTERS and text[-1] in _ALPHANUMERIC and _IN_NAME.issuperset(text)
 
 
 def is_device(text: str) -> bool:
-    """Tell whether *text* can name a device."""
+    """Return whether *text* can name a device."""
     return text[:1] in _ALPHANUMERIC and text[-1] in _ALPHANUMERIC and _IN_DEVICE.issuperset(text)
 
 
@@ -70,7 +70,7 @@ def parse_qualified(device: str) -> tuple[str, str, str]:
 
 
 def is_qualified(device: str) -> bool:
-    """Tell whether *device* is a qualified name."""
+    """Return whether *device* is a qualified name."""
     try:
         parse_qualified(device)
     except CdiError:

@@ -70,8 +70,9 @@ def save_document(
     may_trust: Callable[[os.stat_result], bool],
     replace: bool = True,
 ) -> bool:
-    """Write *document_* to *path*, JSON if it ends in `.json`, else YAML; tell whether it changed.
+    """Write *document_* to *path* and return whether that changed the file.
 
+    The text is JSON if *path* ends in `.json`, else YAML.
     A document that would not load is refused before anything is written. Raises CdiError with a
     loader's category, and as `save`.
     """
@@ -91,7 +92,7 @@ def remove(
     *,
     may_trust: Callable[[os.stat_result], bool],
 ) -> bool:
-    """Remove what `save_spec` wrote as *name*; tell whether it was there.
+    """Remove what `save_spec` wrote as *name*; return whether it was there.
 
     Raises CdiError "file-name" or "untrusted", and OSError.
     """
@@ -112,7 +113,7 @@ def save(
     may_trust: Callable[[os.stat_result], bool],
     replace: bool = True,
 ) -> bool:
-    """Write *text* to *path* atomically, making its directory (0755); tell whether it changed.
+    """Write *text* to *path* atomically, making its directory (0755); return whether it changed.
 
     A file that is there is replaced by a new one, never written to: it may be a link, or hard
     linked. Raises CdiError "untrusted" if others may write to the directory, FileExistsError if
@@ -270,7 +271,7 @@ def _discard(temporary: str, dirfd: int) -> None:
 
 
 def _holds(name: str, dirfd: int, data: bytes) -> bool:
-    """Tell whether *name* is already a regular file of mode 0644 that holds *data*."""
+    """Return whether *name* is already a regular file of mode 0644 that holds *data*."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         fd = os.open(name, flags, dir_fd=dirfd)

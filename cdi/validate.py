@@ -83,7 +83,7 @@ def validate(text: str, stat_host: Callable[[str], os.stat_result] | None = None
 
 
 def reference_verdict(text: str, filename: str) -> bool:
-    """Tell whether the reference's schema tool would call the spec *text* valid.
+    """Return whether the reference's schema tool would call the spec *text* valid.
 
     It judges what is written, where the loader converts: `name: 7` loads, and is not valid.
     """

@@ -28,7 +28,7 @@ class Log:
         self.debug_file: str | None = None
 
     def is_on(self, level: str) -> bool:
-        """Tell whether records of *level* are written."""
+        """Return whether records of *level* are written."""
         return LEVELS.index(level) <= LEVELS.index(self.level)
 
     def record(self, level: str, message: str) -> None:

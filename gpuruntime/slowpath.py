@@ -155,7 +155,7 @@ class _Talk:
                 os.close(self._write_fd)
 
     def _write(self) -> bool:
-        """Write what the pipe takes; tell whether that was anything."""
+        """Write what the pipe takes; return whether that was anything."""
         if self._write_fd < 0:
             return False
         try:

@@ -82,7 +82,7 @@ def discover(argument: dict[str, float | str]) -> dict[str, object]:
 
 
 def make_nodes(argument: dict[str, Any]) -> bool:
-    """Have the driver load its modules and make their nodes; tell whether it could.
+    """Have the driver load its modules and make their nodes; return whether it could.
 
     Also the nodes of GPUs of the "minors". What it makes is looked at by whoever asked.
     """

@@ -10,7 +10,7 @@ OVERFLOW_UID = 65534
 
 
 def may_trust(status: os.stat_result) -> bool:
-    """Tell whether nobody but root, or we ourselves, can have written what *status* describes.
+    """Return whether nobody but root, or we ourselves, can have written what *status* describes.
 
     In a user namespace without a mapping for the host's root, root's files show the overflow uid.
     """
@@ -22,7 +22,7 @@ def may_trust(status: os.stat_result) -> bool:
 
 
 def _has_host_root() -> bool:
-    """Tell whether the host's uid 0 is mapped here (always so outside user namespaces).
+    """Return whether the host's uid 0 is mapped here (always so outside user namespaces).
 
     The owner of /proc is it, also where namespaces nest, whose maps have numbers of the next one.
     """

@@ -163,7 +163,7 @@ class MountedLibraries(Operation):
 
 
 def _has_compat_hook(document: OciConfig) -> bool:
-    """Tell whether a hook of *document* decides on the image's CUDA at each start."""
+    """Return whether a hook of *document* decides on the image's CUDA at each start."""
     # What the bundle's reader does not know, as a stage of later runtimes, can be anything.
     stages = (document.get("hooks") or {}).values()
     hooks = [hook for stage in stages if isinstance(stage, list) for hook in stage]

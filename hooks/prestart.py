@@ -278,7 +278,7 @@ def _require_granted(edits: Edits, document: OciConfig) -> None:
 
 
 def is_granted(node: DeviceNode, document: OciConfig) -> bool:
-    """Tell whether *document* has *node* and lets the container read and write it."""
+    """Return whether *document* has *node* and lets the container read and write it."""
     linux = document.get("linux") or {}
     numbers = node["type"], node.get("major", 0), node.get("minor", 0)
     there = any(
@@ -292,7 +292,7 @@ def is_granted(node: DeviceNode, document: OciConfig) -> bool:
 
 
 def _brings(mount: dict[str, Any], node: DeviceNode) -> bool:
-    """Tell whether *mount* is of the host's *node*, or of its directory."""
+    """Return whether *mount* is of the host's *node*, or of its directory."""
     host_path = node.get("hostPath") or node["path"]
     source, destination = str(mount.get("source")), str(mount.get("destination"))
     if destination == node["path"]:

@@ -119,7 +119,7 @@ def open_container(bundle: str) -> tuple[OciConfig, Root]:
 
 
 def _is_plain(path: str) -> bool:
-    """Tell whether *path* is absolute, without `..` and NUL, and not the root itself."""
+    """Return whether *path* is absolute, without `..` and NUL, and not the root itself."""
     return (
         path.startswith("/")
         and _is_of_bytes(path)
@@ -129,7 +129,7 @@ def _is_plain(path: str) -> bool:
 
 
 def _is_of_bytes(path: str) -> bool:
-    """Tell whether *path*, out of JSON, is the name of anything: half a surrogate pair is none."""
+    """Return whether *path*, out of JSON, can name a file: half a surrogate pair cannot."""
     try:
         return b"\0" not in os.fsencode(path)
     except UnicodeEncodeError:

@@ -94,7 +94,7 @@ def encode(spec: Spec, format_: str, inventory: Inventory) -> str:
 
 
 def save(path: str, text: str) -> bool:
-    """Write *text* to *path*, and tell whether that changed it; raise SpecError."""
+    """Write *text* to *path*, and return whether that changed it; raise SpecError."""
     try:
         return store.save(path, text, may_trust=may_trust)
     except CdiError as error:

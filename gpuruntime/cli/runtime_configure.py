@@ -227,7 +227,7 @@ class _Options:
 
 
 def _show(changes: list[work.Change]) -> bool:
-    """Print *changes*, and tell whether there is one."""
+    """Print *changes*, and return whether there is one."""
     write_stdout("".join(change.diff() for change in changes))
     for change in changes:
         word = "unchanged" if change.before == change.after else "differs"
@@ -263,7 +263,7 @@ def _installed(program: str) -> str:
 
 
 def _kubelet_wants_systemd() -> bool:
-    """Tell whether the kubelet of this host leaves cgroups to systemd."""
+    """Return whether the kubelet of this host leaves cgroups to systemd."""
     try:
         text = files.read(KUBELET)
     except ConfigError:

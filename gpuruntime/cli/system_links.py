@@ -188,7 +188,7 @@ def link(
 
 
 def leads_to(path: str, device: Device) -> bool:
-    """Tell whether *path* leads to *device*, by whatever link."""
+    """Return whether *path* leads to *device*, by whatever link."""
     try:
         status = os.stat(path)
     except OSError:

@@ -99,7 +99,7 @@ def _loads(text: str) -> dict[str, Any]:
 
 
 def _is(text: str, wanted: dict[str, Any]) -> bool:
-    """Tell whether *text* means what is *wanted*, but for empty tables."""
+    """Return whether *text* means what is *wanted*, but for empty tables."""
     try:
         return _pruned(_loads(text)) == _pruned(copy.deepcopy(wanted))
     except (ValueError, RecursionError):

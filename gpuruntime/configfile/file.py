@@ -63,7 +63,7 @@ def parse(text: str, path: str) -> dict[str, Any]:
 
 
 def replace(path: str, text: str) -> bool:
-    """Have *text* in the file *path*, atomically, and tell whether that changed it.
+    """Have *text* in the file *path*, atomically, and return whether that changed it.
 
     What is missing of its directory is made (0755). A file that is there keeps mode and owner, a
     link to it stays one.
@@ -75,7 +75,7 @@ def replace(path: str, text: str) -> bool:
 
 
 def _holds(path: str, data: bytes) -> bool:
-    """Tell whether *path* is a file with just *data*; one that cannot be read is not."""
+    """Return whether *path* is a file with just *data*; one that cannot be read is not."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except (OSError, ValueError):

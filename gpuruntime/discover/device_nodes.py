@@ -89,7 +89,7 @@ class DevRoot:
         )
 
     def exists(self, path: str) -> bool:
-        """Tell whether there is a node, or anything else, at the container path *path*."""
+        """Return whether there is a node, or anything else, at the container path *path*."""
         parent, name = posixpath.split(path)
         directory = self._directory(parent)
         if directory is None:

@@ -184,7 +184,7 @@ def _unique(files: Iterable[File], abis: Sequence[str]) -> list[File]:
 
 
 def _is_linked(file: File, known: File) -> bool:
-    """Tell whether of two versions in one directory the SONAME leads to *file*."""
+    """Return whether of two versions in one directory the SONAME leads to *file*."""
     directory = posixpath.dirname(file.path)
     if directory != posixpath.dirname(known.path) or file.root is not known.root:
         return False

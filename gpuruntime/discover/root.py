@@ -32,7 +32,7 @@ _KINDS = {
 
 
 def is_clean(path: str) -> bool:
-    """Tell whether *path* is absolute, and of names that nothing in its way takes for more."""
+    """Return whether *path* is absolute, and of names that nothing in its way takes for more."""
     return _CLEAN.match(path) is not None and not {".", ".."} & set(path.split("/"))
 
 
@@ -220,7 +220,7 @@ class DriverRoot:
         return None
 
     def is_executable(self, path: str) -> bool:
-        """Tell whether the file *path* is a program."""
+        """Return whether the file *path* is a program."""
         try:
             return bool(self._status(path).st_mode & 0o111)
         except DiscoveryError:
@@ -238,7 +238,7 @@ class DriverRoot:
             raise self._refused(path, f"cannot be opened: {error.strerror}") from error
 
     def is_link(self, path: str) -> bool:
-        """Tell whether *path* itself is a link."""
+        """Return whether *path* itself is a link."""
         directory, _, name = path.rpartition("/")
         try:
             fd = self.root.open_directory(directory)

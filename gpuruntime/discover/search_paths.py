@@ -145,7 +145,7 @@ def _cached(root: DriverRoot) -> list[str]:
 
 
 def is_drivers(name: str) -> bool:
-    """Tell whether *name* is that of a library of the driver."""
+    """Return whether *name* is that of a library of the driver."""
     return "nvidia" in name or name.startswith(("libcuda.so", "libcudadebugger", "libnvoptix"))
 
 

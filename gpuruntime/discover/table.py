@@ -260,6 +260,6 @@ def unknown(name: str) -> Row:
 
 
 def is_over(name: str, version: str) -> bool:
-    """Tell whether the library *name* is no longer part of driver *version*."""
+    """Return whether the library *name* is no longer part of driver *version*."""
     until = LIBRARIES[name].until
     return bool(until) and int(version.partition(".")[0]) > int(until)

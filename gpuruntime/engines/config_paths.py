@@ -197,12 +197,12 @@ def choose(host: Host) -> str:
 
 
 def _is_of_its_own(host: Host) -> bool:
-    """Tell whether a containerd with its own config is there, not one of docker or of k3s."""
+    """Return whether a containerd with its own config is there, not one of docker or of k3s."""
     return host.exists("/etc/containerd/config.toml") and host.exists("/var/lib/kubelet")
 
 
 def _is_snap(host: Host) -> bool:
-    """Tell whether the docker of this host is the snap, and no other."""
+    """Return whether the docker of this host is the snap, and no other."""
     running = [daemon for daemon in host.daemons if daemon.name == "docker"]
     if running:
         return all(daemon.program.startswith("/snap/docker/") for daemon in running)
@@ -210,7 +210,7 @@ def _is_snap(host: Host) -> bool:
 
 
 def is_of_snap(path: str) -> bool:
-    """Tell whether the file *path* is one of the docker snap."""
+    """Return whether the file *path* is one of the docker snap."""
     return os.path.abspath(path).startswith(_SNAP_DOCKER)
 
 

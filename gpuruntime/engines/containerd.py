@@ -49,7 +49,7 @@ def plugin_path(version: int) -> Path:
 
 
 def is_cri_disabled(document: Mapping[str, Any]) -> bool:
-    """Tell whether *document* turns the CRI plugin off, as docker's package of containerd does."""
+    """Return whether *document* turns the CRI plugin off, as docker's containerd package does."""
     disabled = document.get("disabled_plugins", [])
     names = {"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"}
     return isinstance(disabled, list) and any(name in names for name in disabled)
@@ -187,7 +187,7 @@ def imported(document: Mapping[str, Any], path: str, target: str) -> tuple[list[
 
 
 def has_cri(path: str) -> bool:
-    """Tell whether the file *path* has settings of the CRI plugin, in any version."""
+    """Return whether the file *path* has settings of the CRI plugin, in any version."""
     return bool(_cri_of(path))
 
 
@@ -232,7 +232,7 @@ def _patterns(document: Mapping[str, Any], path: str) -> list[str]:
 
 
 def _is_match(pattern: str, path: str) -> bool:
-    """Tell whether the glob *pattern* names *path*; its wildcards do not stand for a slash."""
+    """Return whether the glob *pattern* names *path*; its wildcards do not stand for a slash."""
     wanted, parts = pattern.split("/"), path.split("/")
     return len(wanted) == len(parts) and all(
         fnmatch.fnmatchcase(part, glob_) for part, glob_ in zip(parts, wanted, strict=True)

@@ -113,7 +113,7 @@ def without(kind: Kind, text: str | None, original: str | None, written: str) ->
 
 
 def is_same(kind: Kind, one: str | None, other: str | None) -> bool:
-    """Tell whether the two texts mean the same."""
+    """Return whether the two texts mean the same."""
     if one is None or other is None or kind == "text":
         return one == other
     return repr(_sorted(parse(kind, one))) == repr(_sorted(parse(kind, other)))
@@ -165,7 +165,7 @@ def _tables(path: Path, table: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def _leaves(table: Mapping[str, Any]) -> bool:
-    """Tell whether *table* has anything but its format's version."""
+    """Return whether *table* has anything but its format's version."""
     return any(
         _leaves(value) if isinstance(value, dict) else True
         for key, value in table.items()

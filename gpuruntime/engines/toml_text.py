@@ -101,7 +101,7 @@ def _load(text: str) -> dict[str, Any]:
 
 
 def _means(text: str, wanted: Mapping[str, Any]) -> bool:
-    """Tell whether *text* means what is *wanted*, but for empty tables."""
+    """Return whether *text* means what is *wanted*, but for empty tables."""
     try:
         return without_empty(_load(text)) == without_empty(_floats_as_text(wanted))
     except (ValueError, RecursionError):

@@ -45,7 +45,7 @@ class Note(Record):
 def is_usable(
     compat_version: str, note: Note | None, host_driver_version: str, host_cuda_version: str
 ) -> bool:
-    """Tell whether the library of *compat_version* is to be used on the host; "" is not known."""
+    """Return whether the host is to use the library of *compat_version*; "" is not known."""
     compat, driver = parse_version(compat_version), parse_version(host_driver_version)
     if note is None:
         # From before there were notes: such a library needs nothing but an older driver.

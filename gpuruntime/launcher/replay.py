@@ -268,7 +268,7 @@ def _records(data: bytes, head: bytes) -> list[bytes]:
 
 
 def _is_repeatable(decided: Injection, document: OciConfig) -> bool:
-    """Tell whether *decided* is edits that a container is given, without a word."""
+    """Return whether *decided* is edits that a container is given, without a word."""
     asked = decided.asked
     return (
         decided.edits is not None
@@ -315,7 +315,7 @@ def _runtimes(config: Config, caller: Caller) -> list[str]:
 
 
 def _is_work_ahead(decided: Injection, document: OciConfig, runtime: str) -> bool:
-    """Tell whether something is done ahead of *runtime*, as the launcher would not."""
+    """Return whether something is done ahead of *runtime*, as the launcher would not."""
     from gpuruntime.plan import early_commands  # noqa: PLC0415 (few roots are read-only)
 
     return bool(early_commands.commands(decided.edits, document, runtime))

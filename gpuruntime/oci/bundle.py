@@ -234,7 +234,7 @@ def _loads(text: str, doubts: list[str]) -> Any:  # noqa: ANN401 (JSON)
 
 
 def has_read_only_root(config: OciConfig) -> bool:
-    """Tell whether the container of *config* may not write to its root."""
+    """Return whether the container of *config* may not write to its root."""
     root = config.get("root")
     return isinstance(root, dict) and root.get("readonly") is True
 

@@ -83,7 +83,7 @@ def _ahead(hook: Any, places: Sequence[str]) -> Command | None:  # noqa: ANN401 
 
 
 def _is_covered(path: str, places: Sequence[str]) -> bool:
-    """Tell whether a mount at one of *places* is at, above or below *path*."""
+    """Return whether a mount at one of *places* is at, above or below *path*."""
     return any(_is_within(path, place) or _is_within(place, path) for place in places)
 
 

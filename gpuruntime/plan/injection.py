@@ -44,7 +44,7 @@ if TYPE_CHECKING:
             """Return the path of the hook program *name*; raise ConfigError if there is none."""
 
         def make_nodes(self, minors: Sequence[int]) -> bool:
-            """Have the driver make its nodes and those of *minors*; tell whether it was tried."""
+            """Have the driver make its nodes and those of *minors*; return whether it tried."""
 
 
 # Where a hook looks for its programs, and no variable of the image.
@@ -84,7 +84,7 @@ class Injection(Record):
         self.error = error
 
     def apply(self, document: OciConfig) -> bool:
-        """Do to *document* what is decided; tell whether that changes anything."""
+        """Do to *document* what is decided; return whether that changes anything."""
         if self.removed:
             hooks = document["hooks"]
             kept = [hook for i, hook in enumerate(hooks["prestart"]) if i not in self.removed]

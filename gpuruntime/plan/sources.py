@@ -68,7 +68,7 @@ def inventory_for(asked: Request, read: Callable[..., Found]) -> tuple[Inventory
 
 
 def _names_mig(asked: Request, inventory: Inventory) -> bool | None:
-    """Tell whether a device of *asked* is of MIG, None if one of them is not there."""
+    """Return whether a device of *asked* is of MIG, None if one of them is not there."""
     try:
         return any(device.mig for device in from_inventory.requested_devices(asked, inventory))
     except UnresolvedDeviceError:
@@ -119,7 +119,7 @@ def of_specs(
 
 
 def _is_settled(identities: Mapping[str, list[int] | None], now_ns: int) -> bool:
-    """Tell whether what has *identities* would have others if it changed once more.
+    """Return whether what has *identities* would have others if it changed once more.
 
     A directory that gets a second name within the clock's tick would not.
     """

@@ -57,7 +57,7 @@ def check(edits: Edits, module: str = MODULE) -> None:
 
 
 def _is_of_old(hook: Hook) -> bool:
-    """Tell whether *hook* is the incumbent's, by its program or by how that is called."""
+    """Return whether *hook* is the incumbent's, by its program or by how that is called."""
     names = [os.path.basename(word) for word in (hook["path"], *(hook.get("args") or ())[:1])]
     return any(name.removesuffix(_MOVED) in _PROGRAMS for name in names)
 

@@ -146,7 +146,7 @@ def _cleaned(path: str) -> str:
 
 
 def _is_privileged(document: OciConfig) -> bool:
-    """Tell whether the container has CAP_SYS_ADMIN to lose."""
+    """Return whether the container has CAP_SYS_ADMIN to lose."""
     found = (document.get("process") or {}).get("capabilities")
     bounding = found.get("bounding") if isinstance(found, dict) else None
     return isinstance(bounding, list) and "CAP_SYS_ADMIN" in bounding

@@ -104,7 +104,7 @@ def triggers(config: Config) -> tuple[bytes, ...] | None:
 
 
 def may_ask(data: bytes, config: Config) -> bool:
-    """Tell whether the bytes of a config.json may contain a request at all; errs towards True."""
+    """Return whether the bytes of a config.json may contain a request; errs towards True."""
     words = triggers(config)
     if words is None or any(word in data for word in words) or _ESCAPED_SLASH in data:
         return True
@@ -155,7 +155,7 @@ def from_oci(document: OciConfig, config: Config) -> Request:
 
 
 def is_ours(name: str, config: Config) -> bool:
-    """Tell whether *name*, plain or qualified, is one that this program gives devices for."""
+    """Return whether *name*, plain or qualified, is one that this program gives devices for."""
     if not names.is_qualified(name):
         return True
     kind = name.partition("=")[0]
@@ -255,7 +255,7 @@ def _from_environment(container: Container) -> tuple[str, list[str]]:
 
 
 def _is_for_specs(asked: list[str], config: Config) -> bool:
-    """Tell whether the names *asked* are looked up in CDI specs."""
+    """Return whether the names *asked* are looked up in CDI specs."""
     if config.mode == settings.AUTO:
         return all(map(names.is_qualified, asked))
     return config.mode == settings.CDI

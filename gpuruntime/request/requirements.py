@@ -115,7 +115,7 @@ def of_cuda_version(text: str) -> str:
 
 
 def is_true(text: str) -> bool:
-    """Tell whether *text*, of NVIDIA_DISABLE_REQUIRE, is a word for yes; any other is a no."""
+    """Return whether *text*, of NVIDIA_DISABLE_REQUIRE, is a word for yes; any other is a no."""
     return text in _TRUE
 
 

@@ -57,7 +57,7 @@ def _run(command: Command, state: bytes) -> None:
 
 
 def _has_ended(pid: int, seconds: float) -> bool:
-    """Wait *seconds* for the child *pid*; tell whether it is no more."""
+    """Wait *seconds* for the child *pid*; return whether it is no more."""
     end = time.monotonic() + seconds
     try:
         while os.waitpid(pid, os.WNOHANG) == (0, 0):

@@ -57,7 +57,7 @@ class Machine:
         )
 
     def make_nodes(self, minors: Sequence[int]) -> bool:
-        """Run the driver's nvidia-modprobe; tell whether it was.
+        """Run the driver's nvidia-modprobe; return whether it was.
 
         Not in a user namespace, where it cannot make nodes.
         """

@@ -96,7 +96,7 @@ class CudaCompat(Operation):
             os.close(dirfd)
 
     def _is_usable(self, dirfd: int, warn: Callable[[str], None]) -> bool:
-        """Tell whether the one CUDA library in *dirfd* is right for the host's driver."""
+        """Return whether the one CUDA library in *dirfd* is right for the host's driver."""
         # A module of its own: few images have the directory.
         from gpuruntime.formats import cuda_note  # noqa: PLC0415
 

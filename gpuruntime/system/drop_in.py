@@ -96,7 +96,7 @@ def listed_before(root: Root) -> list[str]:
 
 
 def has_ldconfig(root: Root) -> bool:
-    """Tell whether somebody in the container can read our files."""
+    """Return whether somebody in the container can read our files."""
     return root.exists("/etc/ld.so.conf") or _has_program(root)
 
 

@@ -208,7 +208,7 @@ def _refuse_damage(root: Root, cache: bytes | None) -> None:
 
 
 def _write_cache(root: Root, content: bytes, *, may_cover: bool) -> bool:
-    """Write the cache, or cover it where it is on a read-only mount; tell whether it is written.
+    """Write the cache, or cover it where it is on a read-only mount; return whether it is written.
 
     Never covered where it could be written: ldconfig could not replace it, and packages that run
     ldconfig could not be installed.
@@ -229,14 +229,14 @@ def _write_cache(root: Root, content: bytes, *, may_cover: bool) -> bool:
 
 
 def _is_scanned(root: Root, image: bytes | None, directory: str) -> bool:
-    """Tell whether the image's ldconfig scans *directory*, under this name or another."""
+    """Return whether the image's ldconfig scans *directory*, under this name or another."""
     return directory in _DEFAULT_DIRECTORIES or any(
         ldcache_merge.lists_directory(image, name) for name in _names_of(root, directory)
     )
 
 
 def _is_searched(root: Root, directory: str) -> bool:
-    """Tell whether the image's loader searches *directory* without any cache."""
+    """Return whether the image's loader searches *directory* without any cache."""
     # Its default directories depend on how it was built: it finds libc.so.6 in one of them, and
     # where /lib is no link to /usr/lib, in the twin of the other.
     twin = directory[len("/usr") :] if directory.startswith("/usr/lib") else f"/usr{directory}"

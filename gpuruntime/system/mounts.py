@@ -63,7 +63,7 @@ def cover(root: Root, path: str, content: bytes, mode: int) -> bool:
 
 
 def is_mount(fd: int) -> bool:
-    """Tell whether the directory *fd* is the root of a mount."""
+    """Return whether the directory *fd* is the root of a mount."""
     above = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
     try:
         return mount_id(above) != mount_id(fd)
@@ -77,12 +77,12 @@ def _require_own_mount(root: Root, path: str) -> None:
 
 
 def _is_shared(fd: int) -> bool:
-    """Tell whether what is mounted in the mount of *fd* appears in others."""
+    """Return whether what is mounted in the mount of *fd* appears in others."""
     return " shared:" in _line_of(fd).partition(" - ")[0]
 
 
 def is_of_host(root: Root, fd: int) -> bool:
-    """Tell whether *fd* is on a mount below *root* whose files the host may have as well.
+    """Return whether *fd* is on a mount below *root* whose files the host may have as well.
 
     As a volume, `/dev` of the host or `/sys`: whose they are is not for the container to say.
     """
@@ -163,7 +163,7 @@ def _stop_above(place: int, make_slave: Callable[[int], bool]) -> None:
 
 
 def _make_slave(fd: int) -> bool:
-    """Make the mount of which *fd* is the root a slave; tell whether it is the root of one."""
+    """Make the mount of which *fd* is the root a slave; return whether it is the root of one."""
     try:
         syscalls.mount_setattr(fd, 0, syscalls.MS_SLAVE)
     except SyscallError as error:

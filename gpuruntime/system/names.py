@@ -17,7 +17,7 @@ _NO_NAMES = frozenset(("", ".", ".."))
 
 
 def is_clean(path: str, characters: frozenset[str] = _PLAIN) -> bool:
-    """Tell whether *path* is absolute, and of names that nothing in its way takes for more."""
+    """Return whether *path* is absolute, and of names that nothing in its way takes for more."""
     first, *parts = path.split("/")
     return (
         not first
@@ -29,5 +29,5 @@ def is_clean(path: str, characters: frozenset[str] = _PLAIN) -> bool:
 
 
 def is_clean_name(name: str) -> bool:
-    """Tell whether *name* is that of a file, and nothing takes it for more."""
+    """Return whether *name* is that of a file, and nothing takes it for more."""
     return len(name) <= MAX_NAME_CHARS and "/" not in name and is_clean(f"/{name}")

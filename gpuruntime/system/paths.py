@@ -49,7 +49,7 @@ class Root:
         os.close(self.fd)
 
     def is_host_root(self) -> bool:
-        """Tell whether this is `/` of the process: never a container's root."""
+        """Return whether this is `/` of the process: never a container's root."""
         host, ours = os.stat("/"), os.fstat(self.fd)
         return (host.st_dev, host.st_ino) == (ours.st_dev, ours.st_ino)
 
@@ -138,7 +138,7 @@ class Root:
                 os.close(fd)
 
     def exists(self, path: str) -> bool:
-        """Tell whether *path* leads to anything."""
+        """Return whether *path* leads to anything."""
         try:
             os.close(self.open_path(path))
         except OSError:

@@ -180,7 +180,7 @@ def _load_argument(index: int) -> list[tuple[int, int, int, int]]:
 
 
 def confine(allowed: dict[str, tuple[int, int]] | None = None) -> bool:
-    """Confine this process for good, and tell whether the kernel can; raise SyscallError.
+    """Confine this process for good, and return whether the kernel can; raise SyscallError.
 
     To the calls *allowed*, by default those of the hooks. After it neither this process nor a
     program that it executes can gain privileges.

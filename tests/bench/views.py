@@ -48,7 +48,7 @@ def count(place: Place, capabilities: str | None) -> dict[str, int]:
 
 
 def is_of_driver(mount: dict[str, Any]) -> bool:
-    """Tell whether ours has added *mount*: runc's own spec binds nothing."""
+    """Return whether ours has added *mount*: runc's own spec binds nothing."""
     return "rbind" in mount.get("options", ())
 
 

@@ -94,7 +94,7 @@ def _groups(mounts: list[str]) -> frozenset[str]:
 
 
 def _is_abandoned(group: str) -> bool:
-    """Tell whether *group* is nobody's: other programs on the machine have theirs in use."""
+    """Return whether *group* is nobody's: other programs on the machine have theirs in use."""
     if FOREIGN_GROUP.search(group):
         return False
     try:

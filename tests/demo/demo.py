@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def is_real() -> bool:
-    """Tell whether to use a real GPU."""
+    """Return whether to use a real GPU."""
     return not os.environ.get("SIMULATED") and os.path.exists("/dev/nvidiactl")
 
 

@@ -178,7 +178,7 @@ def _answer_case(rng: random.Random) -> tuple[bytes, bytes, bytes | None, bool]:
 
 
 def _replaces(document: dict[str, Any], answers: dict[bytes, Injection]) -> bool:
-    """Tell whether one of *answers* has a mount in place of one of *document*."""
+    """Return whether one of *answers* has a mount in place of one of *document*."""
     there = {mount["destination"] for mount in document["mounts"]}
     added: list[Any] = [mount for found in answers.values() for mount in found.edits["mounts"]]  # type: ignore[index]
     return any(mount["containerPath"] in there for mount in added)

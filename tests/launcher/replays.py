@@ -179,7 +179,7 @@ class Scene:
         return (self.bundle / "config.json").read_bytes()
 
     def replays(self, data: bytes, *options: str, **variables: str) -> bool:
-        """Tell whether the launcher answers *data*; asserts that it does as Python does."""
+        """Return whether the launcher answers *data*; asserts that it does as Python does."""
         who = self.create(data, *options, **variables).who
         if who == "lowlevel/runc":
             assert self.written == self.by_python(data)

@@ -58,7 +58,7 @@ class Tree:
         return self.bench.start([str(self.place / name), "create", "c1"], **how)
 
     def refused(self, name: str, reason: str) -> bool:
-        """Tell whether the file is refused for *reason*; asserts that nothing was started."""
+        """Return whether the file is refused for *reason*; asserts that nothing was started."""
         outcome = self.start(name)
         assert (outcome.returncode, outcome.who, outcome.stdout) == (127, None, b"")
         return outcome.stderr.decode() == (

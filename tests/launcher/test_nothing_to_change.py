@@ -43,7 +43,7 @@ class AskedError(Exception):
 
 
 def changes(document: dict[str, Any], config: Config) -> bool:
-    """Tell whether the shim would change *document*, or fail, or want to know more."""
+    """Return whether the shim would change *document*, or fail, or want to know more."""
     before = copy.deepcopy(document)
     try:
         decided = injection.decide(document, config, Untouchable())  # type: ignore[arg-type]
@@ -55,7 +55,7 @@ def changes(document: dict[str, Any], config: Config) -> bool:
 
 
 def passes(bench: Bench, data: bytes, config: Config, name: str = "gpu-container-runtime") -> bool:
-    """Tell whether the launcher passes on the create of a bundle with *data*."""
+    """Return whether the launcher passes on the create of a bundle with *data*."""
     found = companion.content(config, None)
     assert found is not None
     write_companion(bench, found.decode())

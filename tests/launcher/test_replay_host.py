@@ -203,6 +203,6 @@ def test_what_it_does_not_know_does_not_hold(readers: Path) -> None:
 
 
 def holds(fields: bytes, readers: Path) -> bool:
-    """Tell whether the launcher finds that the probes *fields* hold, under the sanitisers."""
+    """Return whether the launcher finds that the probes *fields* hold, under the sanitisers."""
     (line,) = harness.run([(b"p", fields)], readers)
     return line == b"1"

@@ -27,7 +27,7 @@ class Case(NamedTuple):
     form: str
 
     def is_version(self, *wanted: int) -> bool:
-        """Tell whether the engine is of the version *wanted* or newer."""
+        """Return whether the engine is of the version *wanted* or newer."""
         return fetch.version(self.suite, self.package) >= wanted
 
 

@@ -263,7 +263,7 @@ class Root:
 
 
 def is_default(root: Root) -> bool:
-    """Tell whether the config file is the one that we make."""
+    """Return whether the config file is the one that we make."""
     return (
         root.path(CONFIG).read_bytes() == root.path(f"{LIBRARY}/config.compat.toml").read_bytes()
     )

@@ -34,7 +34,7 @@ def counts() -> Counter[str]:
 
 
 def is_beyond_schema(problem: Problem, spec: Any) -> bool:
-    """Tell whether JSON Schema cannot see *problem* of *spec*."""
+    """Return whether JSON Schema cannot see *problem* of *spec*."""
     if problem.category in BEYOND_SCHEMA:
         return True
     if problem.category != "rdt-clos-id":

@@ -11,7 +11,7 @@ from types import FrameType
 
 
 def ended_before(number: int, work: Callable[[], None]) -> bool:
-    """Do *work* in a child that is killed before its call *number*; tell whether it came there."""
+    """Do *work* in a child killed before its call *number*; return whether it came there."""
     child = os.fork()
     if child == 0:
         calls = 0

@@ -497,7 +497,7 @@ def record(attack: Attack) -> dict[str, str] | None:
 
 
 def work_done(attack: Attack) -> bool:
-    """Tell whether the hook's effects are in the root: a link and a cache with our library."""
+    """Return whether the hook's effects are in the root: a link and a cache with our library."""
     cache = attack.root / "etc" / "ld.so.cache"
     link = attack.root / CUDA_LINK
     if not link.is_symlink() or os.readlink(link) != Path(CUDA_FILE).name:

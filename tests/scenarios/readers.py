@@ -189,7 +189,7 @@ def seen_by(runtime: str, bundle: Path, marks: Path) -> dict[str, Any] | None:
 
 
 def accepted(data: bytes) -> bool:
-    """Tell whether our reader would edit the config *data*."""
+    """Return whether our reader would edit the config *data*."""
     try:
         config, doubt = parse(data)
         # What has no bytes cannot be stored again.
@@ -200,7 +200,7 @@ def accepted(data: bytes) -> bool:
 
 
 def looks(data: bytes) -> bool:
-    """Tell whether the container of *data* would say what it sees."""
+    """Return whether the container of *data* would say what it sees."""
     return (read(data).get("process") or {}).get("args") == ["/bin/busybox", "sh", "-c", LOOK]
 
 

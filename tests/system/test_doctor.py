@@ -690,7 +690,7 @@ def hangs(machine: Machine) -> list[Note]:
 
 
 def is_running(pid: int) -> bool:
-    """Tell whether the process *pid* is there, and no zombie."""
+    """Return whether the process *pid* is there, and no zombie."""
     try:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -405,7 +405,7 @@ def end(pid: int) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Tell whether the process *pid* is there and no zombie."""
+    """Return whether the process *pid* is there and no zombie."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -72,7 +72,7 @@ def test_hostile_image_is_held(results: dict[str, Any], name: str, variant: str)
 
 
 def is_beaten(name: str, seen: dict[str, Any]) -> bool:
-    """Tell whether the attack beat the weak hook: code ran, the host changed, or no hook ran."""
+    """Return whether the attack beat the weak hook: code ran, the host changed, or no hook ran."""
     if name.startswith("link"):
         return bool(seen["changed"])
     if name == "env_02_debug_output":

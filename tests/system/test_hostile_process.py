@@ -49,7 +49,7 @@ def children(pid: int) -> list[int]:
 
 
 def is_waiting(pids: list[int]) -> bool:
-    """Tell whether all that there are sleep."""
+    """Return whether all that there are sleep."""
     states = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in pids]
     return set(states) == {"S"}
 

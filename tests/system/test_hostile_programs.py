@@ -43,7 +43,7 @@ def strangers(case: dict[str, Any]) -> list[str]:
 
 
 def can_be_changed(path: str) -> bool:
-    """Tell whether others than root can write the file *path*, or one of its directories."""
+    """Return whether others than root can write the file *path*, or one of its directories."""
     places = [Path(path), *Path(path).parents]
     found = [place.stat() for place in places]
     return any(

@@ -76,7 +76,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShimHost]:
 
 
 def leaks(text: str) -> bool:
-    """Tell whether *text* has the secret, as it is or as programs like to write it."""
+    """Return whether *text* has the secret, as it is or as programs like to write it."""
     forms = (
         SECRET,
         SECRET[::-1],

@@ -83,7 +83,7 @@ def known(machine: Machine) -> list[Engine]:
 
 
 def is_snap(machine: Machine) -> bool:
-    """Tell whether docker is here from a snap alone."""
+    """Return whether docker is here from a snap alone."""
     try:
         config_paths.find("docker", _host(machine), "gpuruntime")
     except ConfigError:

@@ -34,7 +34,7 @@ def _is_ours(machine: Machine, path: str) -> bool:
 
 
 def _is_of_gpus(name: str, path: str) -> bool:
-    """Tell whether the runtime *name* is meant to give GPUs, ours or another."""
+    """Return whether the runtime *name* is meant to give GPUs, ours or another."""
     program = posixpath.basename(path)
     return name.startswith(("nvidia", "gpuruntime")) or program.startswith(
         ("nvidia-container-runtime", "gpu-container-runtime")

@@ -156,16 +156,16 @@ class Machine:
         return [posixpath.join(directory, name) for name in found]
 
     def exists(self, path: str) -> bool:
-        """Tell whether there is anything at *path*, a link to nothing included."""
+        """Return whether there is anything at *path*, a link to nothing included."""
         return self.lstatus(path) is not None
 
     def is_directory(self, path: str) -> bool:
-        """Tell whether *path* leads to a directory."""
+        """Return whether *path* leads to a directory."""
         found = self.status(path)
         return found is not None and stat.S_ISDIR(found.st_mode)
 
     def is_program(self, path: str) -> bool:
-        """Tell whether *path* leads to a file that may be executed."""
+        """Return whether *path* leads to a file that may be executed."""
         found = self.status(path)
         return found is not None and stat.S_ISREG(found.st_mode) and bool(found.st_mode & 0o111)
 
@@ -188,7 +188,7 @@ class Machine:
         return next((path for path in paths if self.is_program(path)), "")
 
     def is_ours(self, path: str) -> bool:
-        """Tell whether the program *path* is our launcher, by whatever name."""
+        """Return whether the program *path* is our launcher, by whatever name."""
         data = self.read_bytes(path, _MAX_PROGRAM_BYTES)
         return data is not None and _OURS in data
 

@@ -89,7 +89,7 @@ def open_files(machine: Machine, process: Process) -> int | None:
 
 
 def is_held(machine: Machine, path: str) -> bool:
-    """Tell whether some process listens on the socket *path*."""
+    """Return whether some process listens on the socket *path*."""
     names = {path, posixpath.normpath(machine.real(path) or path)}
     if path.startswith("/run/"):
         names.add(f"/var{path}")

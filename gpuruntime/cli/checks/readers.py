@@ -78,7 +78,7 @@ class Reader:
     newest: Version
 
     def reads(self, cdi_version: str) -> bool:
-        """Tell whether it reads a spec that says *cdi_version* of itself."""
+        """Return whether it reads a spec that says *cdi_version* of itself."""
         return bool(self.newest) and _parse(cdi_version.removeprefix("v")) <= self.newest
 
 

@@ -268,7 +268,7 @@ def _interpreter(machine: Machine, launcher: str) -> str:
 
 
 def _is_compiled(source: str, made: str) -> bool:
-    """Tell whether the bytecode *made* is of *source* as it is: PEP 552, by time and length."""
+    """Return whether the bytecode *made* is of *source* as it is: PEP 552, by time and length."""
     try:
         status = os.stat(source)
         with open(made, "rb") as stream:

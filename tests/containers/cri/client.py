@@ -74,7 +74,7 @@ class Client:
         self.channel.close()
 
     def has_image(self, name: str) -> bool:
-        """Tell whether the engine has the image *name*."""
+        """Return whether the engine has the image *name*."""
         return 1 in self._call("ImageService/ImageStatus", {1: {1: name}})
 
     def run_sandbox(self, pod: Pod, handler: str) -> str:
@@ -91,7 +91,7 @@ class Client:
         self._runtime("StartContainer", {1: container})
 
     def has_exited(self, container: str) -> bool:
-        """Tell whether *container* has come to its end."""
+        """Return whether *container* has come to its end."""
         status = wire.decode(self._runtime("ContainerStatus", {1: container})[1][0])
         return status.get(3) == [EXITED]
 

@@ -371,7 +371,7 @@ class Scene:
             (folder / LEFT).write_text("left behind")
 
     def run(self, around: Around) -> bool:
-        """Save, and tell whether that was said to be done."""
+        """Save, and return whether that was said to be done."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(store, "os", _Calls(os, around))
             patch.setattr(store, "fcntl", _Calls(fcntl, around))
@@ -382,7 +382,7 @@ class Scene:
             return True
 
     def is_new(self) -> bool:
-        """Tell whether the new spec is there; else it is the old one, or none where none was."""
+        """Return whether the new spec is there; else it is the old one, or none where none was."""
         if not self.replace and not self.path.exists():
             return False
         text = self.path.read_text()

@@ -209,7 +209,7 @@ def without_paths(value: Any) -> Any:
 
 
 def is_below(path: str, directory: str) -> bool:
-    """Tell whether *path* is *directory* or below it."""
+    """Return whether *path* is *directory* or below it."""
     return f"{path}/".startswith(f"{directory.rstrip('/')}/")
 
 

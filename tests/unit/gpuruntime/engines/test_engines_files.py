@@ -48,7 +48,7 @@ def undo(path: Path, state: Path) -> None:
 
 
 def killed_at(call: str, count: int, act: Callable[[], None]) -> bool:
-    """Run *act* in a child that is killed at the *count*th *call*; tell whether it came so far."""
+    """Run *act* in a child killed at the *count*th *call*; return whether it came so far."""
     child = os.fork()
     if child == 0:
         real = getattr(os, call)
