@@ -13,19 +13,16 @@ import gc
 import json
 import os
 import re
-import select
 import signal
-import time
-from typing import Any, NoReturn
+from typing import Any
 
+from gpuruntime import child_process
 from gpuruntime.errors import DriverError, escape
 from gpuruntime.formats.driver_version import of_module_text, of_name
 from gpuruntime.model import Gpu, MigDevice
 from gpuruntime.record import Record
 
 DEADLINE_S = 30.0
-# How long a killed process may take to end.
-_KILL_S = 0.5
 _ANSWER_BYTES = 8 << 20
 _HINT = 'check that "nvidia-smi -L" works on the host'
 
@@ -75,36 +72,25 @@ def query(library: str, deadline_s: float = DEADLINE_S, *, proc: str = "/proc") 
     To be called where there is one thread. Raises DriverError if the library cannot be loaded,
     fails, or does not answer in *deadline_s* seconds.
     """
-    end = time.monotonic() + deadline_s
-    reader, writer = os.pipe()
     try:
-        child = os.fork()
+        child = child_process.fork(lambda writer: _be_child(writer, library, deadline_s, proc))
     except OSError as error:
         raise DriverError(
             f'cannot start the process that asks "{library}": {error.strerror}',
             "end other processes, or raise the limit on their number",
         ) from error
-    if child == 0:
-        _be_child(writer, library, deadline_s, proc)
-    os.close(writer)
-    try:
-        output = _read(reader, end)
-    except BaseException:
-        _end(child, time.monotonic())
-        raise
-    finally:
-        os.close(reader)
-    status = _end(child, end)
-    if output is None:
+    outcome = child.finish(deadline_s, _ANSWER_BYTES)
+    # A driver that hangs where its process ends has answered before.
+    if outcome.how == child_process.LATE:
         raise DriverError(
             f'the driver did not answer in {deadline_s:g} s: "{library}"',
             'look for NVRM and Xid lines in "dmesg"',
         )
     try:
-        answer = json.loads(output)
+        answer = json.loads(outcome.output)
     except ValueError:
         raise DriverError(
-            f'"{library}" ended the process that asked it, {_how(status)}', _HINT
+            f'"{library}" ended the process that asked it, {_how(outcome.status)}', _HINT
         ) from None
     if "error" in answer:
         raise _failure(library, answer["error"], answer.get("code"), proc)
@@ -117,59 +103,10 @@ def query(library: str, deadline_s: float = DEADLINE_S, *, proc: str = "/proc") 
     )
 
 
-def _read(reader: int, end: float) -> bytes | None:
-    """Return what comes from *reader* until its end; None if that is later than *end*."""
-    poll = select.poll()
-    poll.register(reader, select.POLLIN)
-    output = b""
-    while len(output) <= _ANSWER_BYTES:
-        left = end - time.monotonic()
-        if left <= 0 or not poll.poll(left * 1000):
-            return None
-        chunk = os.read(reader, 1 << 16)
-        if not chunk:
-            break
-        output += chunk
-    return output
-
-
-def _end(child: int, end: float) -> int | None:
-    """Return the status of *child*, killed if it lives after *end*; None if it lives on.
-
-    In the driver not even SIGKILL may end it.
-    """
-    is_killed = False
-    while True:
-        try:
-            pid, status = os.waitpid(child, os.WNOHANG)
-        except ChildProcessError:
-            # Who ignores SIGCHLD gets no status.
-            return None
-        if pid:
-            return status
-        if time.monotonic() >= end:
-            if is_killed:
-                return None
-            _kill(child)
-            is_killed = True
-            end += _KILL_S
-        time.sleep(0.001)
-
-
-def _kill(child: int) -> None:
-    """Kill *child* and what it has started."""
-    try:
-        os.killpg(child, signal.SIGKILL)
-    except ProcessLookupError:
-        # So young that it has no process group of its own.
-        os.kill(child, signal.SIGKILL)
-
-
 def _how(status: int | None) -> str:
     if status is None:
         return "status unknown"
-    code = os.waitstatus_to_exitcode(status)
-    return f"status {code}" if code >= 0 else f"signal {-code}"
+    return f"status {status}" if status >= 0 else f"signal {-status}"
 
 
 def _failure(library: str, text: str, code: int | None, proc: str) -> DriverError:
@@ -293,41 +230,35 @@ class _Nvml:
             return f"code {code}"
 
 
-def _be_child(writer: int, library: str, deadline_s: float, proc: str) -> NoReturn:
-    """Write the answer of *library* to *writer* and end."""
-    status = 1
+def _be_child(writer: int, library: str, deadline_s: float, proc: str) -> int:
+    """Write the answer of *library* to *writer*, and return the exit status."""
+    # An unreachable object of the parent must not close its descriptor's number here.
+    gc.disable()
+    # NVML may start nvidia-modprobe, and waits for it.
+    for number in (signal.SIGCHLD, signal.SIGALRM, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    # Should nobody be there any more to end it.
+    signal.setitimer(signal.ITIMER_REAL, deadline_s + 1)
+    os.dup2(writer, 3, inheritable=False)
+    nothing = os.open("/dev/null", os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nothing, stream)
+    # Neither locks nor pipes of ours may live on in a child that is left behind.
+    os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+    os.chdir("/")
+    os.environ.clear()
+    os.environ.update({"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"})
     try:
-        os.setsid()
-        # An unreachable object of the parent must not close its descriptor's number here.
-        gc.disable()
-        # NVML may start nvidia-modprobe, and waits for it.
-        for number in (signal.SIGCHLD, signal.SIGALRM, signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        # Should nobody be there any more to end it.
-        signal.setitimer(signal.ITIMER_REAL, deadline_s + 1)
-        os.dup2(writer, 3, inheritable=False)
-        nothing = os.open("/dev/null", os.O_RDWR)
-        for stream in (0, 1, 2):
-            os.dup2(nothing, stream)
-        # Neither locks nor pipes of ours may live on in a child that is left behind.
-        os.closerange(4, os.sysconf("SC_OPEN_MAX"))
-        os.chdir("/")
-        os.environ.clear()
-        os.environ.update({"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"})
-        try:
-            answer = _ask(library, proc)
-        except _NvmlError as error:
-            answer = {"error": str(error), "code": error.code}
-        except (OSError, ImportError) as error:
-            answer = {"error": escape(str(error))}
-        view = memoryview(json.dumps(answer).encode())
-        while view:
-            view = view[os.write(3, view) :]
-        status = 0
-    finally:
-        # Nothing of the parent's is to be flushed or run here.
-        os._exit(status)
+        answer = _ask(library, proc)
+    except _NvmlError as error:
+        answer = {"error": str(error), "code": error.code}
+    except (OSError, ImportError) as error:
+        answer = {"error": escape(str(error))}
+    view = memoryview(json.dumps(answer).encode())
+    while view:
+        view = view[os.write(3, view) :]
+    return 0
 
 
 def _ask(library: str, proc: str) -> dict[str, Any]:

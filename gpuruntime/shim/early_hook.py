@@ -8,12 +8,10 @@ the reason.
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # signal without enum
 import os
-import time
 
 from cdi import strictjson
-from gpuruntime import slowpath
+from gpuruntime import child_process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,8 +19,6 @@ if TYPE_CHECKING:
 
     from gpuruntime.plan.early_commands import Command
 
-_GRACE_S = 1
-_STEP_S = 0.002
 # The capacity that every pipe has.
 _MAX_STATE_BYTES = 4096
 
@@ -39,32 +35,7 @@ def run(found: Sequence[Command], bundle: str) -> None:
 def _run(command: Command, state: bytes) -> None:
     """Run *command* with *state* on its standard input, and wait for it."""
     try:
-        read, write = os.pipe()
+        child = child_process.spawn(command.path, command.arguments, {}, state, has_output=False)
     except OSError:
         return
-    try:
-        os.write(write, state)
-        pid = slowpath.spawn(command.path, command.arguments, {}, read)
-    except OSError:
-        return
-    finally:
-        os.close(read)
-        os.close(write)
-    if not _has_ended(pid, command.timeout_s):
-        os.kill(pid, _signal.SIGKILL)
-        _has_ended(pid, _GRACE_S)
-    slowpath.reap(pid, os.WNOHANG)
-
-
-def _has_ended(pid: int, seconds: float) -> bool:
-    """Wait *seconds* for the child *pid*; return whether it is no more."""
-    end = time.monotonic() + seconds
-    try:
-        while os.waitpid(pid, os.WNOHANG) == (0, 0):
-            if time.monotonic() >= end:
-                return False
-            time.sleep(_STEP_S)
-    except ChildProcessError:
-        # An engine that ignores SIGCHLD has it reaped by the kernel.
-        pass
-    return True
+    child.finish(command.timeout_s, limit=0)

@@ -8,13 +8,12 @@ ours can be written. We then put what it wrote there into the container.
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # signal without enum
 import fcntl
 import os
 import resource
 import stat
-import time
 
+from gpuruntime import child_process
 from gpuruntime.errors import LdcacheError
 from gpuruntime.formats import elf
 from gpuruntime.system import seccomp, syscalls
@@ -54,7 +53,6 @@ _LIMITS = (
 _NOT_RUN = 126
 _PROGRAM_FD = 3
 _MAX_WHY_BYTES = 500
-_POLL_S = 0.002
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
@@ -119,67 +117,35 @@ def _is_directory(root: Root, path: str) -> bool:
 def _run(root: Root, program: int, output: int, place: str) -> None:
     """Run *program* in the container, with *output* mounted on its *place*."""
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        _be_child(root, (program, output, null, writer), place)
-    os.close(null)
-    os.close(writer)
     try:
-        status = _wait(child)
-        why = os.read(reader, _MAX_WHY_BYTES).decode("utf-8", "replace")
+        child = child_process.fork(
+            lambda writer: _be_child(root, (program, output, null, writer), place)
+        )
     finally:
-        os.close(reader)
-    if status != 0:
-        raise _failed(why or f"it ended with status {status}")
-
-
-def _wait(child: int) -> int:
-    """Return the status of *child*; none of it is left, whatever happens."""
-    end = time.monotonic() + DEADLINE_S
-    status = None
-    try:
-        while status is None and time.monotonic() < end:
-            time.sleep(_POLL_S)
-            pid, wait_status = os.waitpid(child, os.WNOHANG)
-            if pid == child:
-                status = os.waitstatus_to_exitcode(wait_status)
-    finally:
-        if status is None:
-            _end(child)
-    if status is None:
+        os.close(null)
+    # With the init of a process namespace, all in it ends.
+    outcome = child.finish(DEADLINE_S, _MAX_WHY_BYTES)
+    if outcome.how in (child_process.LATE, child_process.STUCK):
         raise _failed(f"it was not done in {DEADLINE_S:g} s")
-    return status
+    if outcome.status != 0:
+        why = outcome.output.decode("utf-8", "replace")
+        raise _failed(why or f"it ended with status {outcome.status}")
 
 
-def _end(child: int) -> None:
-    """End *child* and its group; with the init of a process namespace, all in it ends."""
-    for kill in (os.killpg, os.kill):
-        try:
-            kill(child, _signal.SIGKILL)
-        except ProcessLookupError:
-            # It has not made its group yet.
-            continue
-    os.waitpid(child, 0)
-
-
-def _be_child(root: Root, fds: tuple[int, int, int, int], place: str) -> NoReturn:
-    """Go into the sandbox, have ldconfig run there, and exit as it does."""
+def _be_child(root: Root, fds: tuple[int, int, int, int], place: str) -> int:
+    """Go into the sandbox, have ldconfig run there, and return its exit status."""
     program, output, null, writer = fds
-    status = _NOT_RUN
     try:
-        os.setpgid(0, 0)
         syscalls.die_with_parent()
         _enter(root, output, place)
         init = os.fork()
         if init == 0:
             _execute(program, null, place)
         _, wait_status = os.waitpid(init, 0)
-        status = os.waitstatus_to_exitcode(wait_status) & 0xFF
     except OSError as error:
         os.write(writer, str(error).encode()[:_MAX_WHY_BYTES])
-    finally:
-        os._exit(status)
+        return _NOT_RUN
+    return os.waitstatus_to_exitcode(wait_status) & 0xFF
 
 
 def _enter(root: Root, output: int, place: str) -> None:

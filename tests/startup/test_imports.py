@@ -60,7 +60,7 @@ WARM = {
 SHIM = {
     *WARM,
     *of("cdi", "document quick registry version"),
-    *of("gpuruntime", "model slowpath"),
+    *of("gpuruntime", "child_process model slowpath"),
     *of("gpuruntime.formats", "driver_version"),
     *of("gpuruntime.plan", "devices driver_files from_inventory gpu_edits sources stale_spec"),
     *of("gpuruntime.shim", "machine"),

@@ -87,7 +87,6 @@ ALLOWED = {
     # The host's ldconfig, in its sandbox: paths of the host, and `.` and `/` on the way into it.
     ("gpuruntime/system/sandbox.py", "_sealed_copy", "os.open(path, os.O_PATH | os.O_CLOEXEC)"),
     ("gpuruntime/system/sandbox.py", "_run", "os.open('/dev/null', os.O_RDWR | os.O_CLOEXEC)"),
-    ("gpuruntime/system/sandbox.py", "_run", "os.fork"),
     ("gpuruntime/system/sandbox.py", "_be_child", "os.fork"),
     (
         "gpuruntime/system/sandbox.py",

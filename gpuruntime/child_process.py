@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Start a child process, exchange bytes with it until a deadline, and leave nothing of it behind.
+
+On the start path. The supervision of the hook, in hooks/entry.py, is apart from this: it ends by
+the hook's own alarm, and its clean-up is not that of the runtime.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # signal without enum
+import os
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+# How a child came to its end. It ended by itself, by its exit or by a signal.
+ENDED = "ended"
+# It was killed at the deadline, before the end of its output.
+LATE = "late"
+# It was killed at the deadline, after the end of its output.
+STUCK = "stuck"
+# It was killed because its output was larger than the limit.
+FLOODED = "flooded"
+
+# How long a killed process may take to end; in the driver not even SIGKILL may end it.
+_GRACE_S = 0.5
+_STEP_S = 0.001
+_CHUNK_BYTES = 1 << 16
+
+
+class Outcome:
+    """How a child came to its end, its exit status and its output.
+
+    The status is negative for a signal, and None where it is unknown: who ignores SIGCHLD gets no
+    status, and a process that SIGKILL does not end has none.
+    """
+
+    __slots__ = ("how", "output", "status")
+
+    def __init__(self, how: str, status: int | None, output: bytes) -> None:
+        self.how = how
+        self.status = status
+        self.output = output
+
+
+class Child:
+    """A child that was started, and leads a process group; owns the ends of its pipes."""
+
+    __slots__ = ("_how", "_input", "_is_complete", "_output", "_pending", "_pid", "_text")
+
+    def __init__(self, pid: int, output: int = -1, input_: int = -1, data: bytes = b"") -> None:
+        self._pid = pid
+        self._output = output
+        self._input = input_
+        self._pending = memoryview(data)
+        self._is_complete = output < 0
+        self._text = b""
+        self._how = ""
+        for fd in (output, input_):
+            if fd >= 0:
+                os.set_blocking(fd, False)
+
+    def finish(self, deadline_s: float, limit: int) -> Outcome:
+        """Return the outcome of this child alone, as `finish` does."""
+        return finish((self,), deadline_s, limit)[0]
+
+    def advance(self, limit: int) -> bool:
+        """Write and read what is possible at once, and return whether that was anything."""
+        # Asked first: all that an ended child has written is then in the pipe.
+        has_ended = self._has_ended()
+        has_moved = self._write()
+        if not self._is_complete:
+            try:
+                chunk = os.read(self._output, _CHUNK_BYTES)
+            except BlockingIOError:
+                # A process that the child has started may keep the pipe open.
+                if has_ended:
+                    self._how = ENDED
+                return has_moved
+            self._text += chunk
+            if len(self._text) > limit:
+                self._how = FLOODED
+            self._is_complete = not chunk
+            has_moved = True
+        if self._is_complete and has_ended:
+            self._how = ENDED
+        return has_moved
+
+    def is_done(self) -> bool:
+        """Return whether the child has ended, or has written more than it may."""
+        return bool(self._how)
+
+    def close(self) -> Outcome:
+        """Kill what is left of the child and its group, and return the outcome."""
+        # Before the pipes are closed, which would end a child that writes by another signal.
+        self._kill()
+        for fd in (self._output, self._input):
+            if fd >= 0:
+                os.close(fd)
+        self._output = self._input = -1
+        how = self._how or (STUCK if self._is_complete else LATE)
+        return Outcome(how, self._reap(), self._text)
+
+    def _write(self) -> bool:
+        """Write what the pipe takes, and return whether that was anything."""
+        if self._input < 0:
+            return False
+        try:
+            self._pending = self._pending[os.write(self._input, self._pending) :]
+        except BlockingIOError:
+            return False
+        except BrokenPipeError:
+            # The child has closed its input; its output and its status say why.
+            self._pending = self._pending[:0]
+        if not self._pending:
+            os.close(self._input)
+            self._input = -1
+        return True
+
+    def _has_ended(self) -> bool:
+        """Return whether the child has ended, without taking its status.
+
+        Until its status is taken, its process id cannot become that of another process or group.
+        """
+        if self._pid < 0:
+            return True
+        try:
+            return os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            # Who ignores SIGCHLD has the kernel reap the child: its id may be another's now, and
+            # nothing can be killed by it.
+            self._pid = -1
+            return True
+
+    def _kill(self) -> None:
+        """Kill the child and its process group."""
+        if self._pid < 0:
+            return
+        for kill in (os.killpg, os.kill):
+            try:
+                kill(self._pid, _signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                # It has ended, or has not made its group yet; or the group has changed its user.
+                continue
+
+    def _reap(self) -> int | None:
+        """Wait for the child, and return its exit status, None if it is unknown.
+
+        The SIGCHLD of the child is not left pending for the program that this one becomes.
+        """
+        end = time.monotonic() + _GRACE_S
+        status = None
+        try:
+            while self._pid >= 0:
+                pid, wait_status = os.waitpid(self._pid, os.WNOHANG)
+                if pid:
+                    status = os.waitstatus_to_exitcode(wait_status)
+                elif time.monotonic() < end:
+                    time.sleep(_STEP_S)
+                    continue
+                self._pid = -1
+        except ChildProcessError:
+            self._pid = -1
+        # Only an engine that blocks the signal leaves it pending; that would outlive the exec.
+        if _signal.SIGCHLD in _signal.sigpending():
+            _signal.sigtimedwait((_signal.SIGCHLD,), 0)
+        return status
+
+
+def spawn(
+    path: str,
+    arguments: list[str],
+    environment: dict[str, str],
+    data: bytes,
+    *,
+    has_output: bool = True,
+) -> Child:
+    """Start the program *path* with *data* on its standard input; raise OSError.
+
+    It has nothing else open but its output: a pipe to us, or /dev/null, as its errors always are.
+    """
+    fds: list[int] = []
+    try:
+        fds += os.pipe()
+        if has_output:
+            fds += os.pipe()
+        nothing = "/dev/null", os.O_WRONLY, 0
+        pid = os.posix_spawn(
+            path,
+            arguments,
+            environment,
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, fds[0], 0),
+                (os.POSIX_SPAWN_DUP2, fds[3], 1)
+                if has_output
+                else (os.POSIX_SPAWN_OPEN, 1, *nothing),
+                (os.POSIX_SPAWN_OPEN, 2, *nothing),
+            ],
+            setpgroup=0,
+            # Our caller's mask and dispositions must not keep a deadline of the child's from it.
+            setsigmask=(),
+            setsigdef=(_signal.SIGALRM, _signal.SIGPIPE, _signal.SIGCHLD),
+        )
+    except BaseException:
+        for fd in fds:
+            os.close(fd)
+        raise
+    os.close(fds[0])
+    if has_output:
+        os.close(fds[3])
+    return Child(pid, fds[2] if has_output else -1, fds[1], data)
+
+
+def fork(body: Callable[[int], int]) -> Child:
+    """Fork this process; the child calls *body* with a pipe to write to, and exits as it returns.
+
+    For a child that would cost too much as another interpreter, or needs our descriptors; to be
+    called where there is one thread. The child leads a session of its own. Raises OSError.
+    """
+    reader, writer = os.pipe()
+    try:
+        pid = os.fork()
+    except BaseException:
+        os.close(reader)
+        os.close(writer)
+        raise
+    if pid == 0:
+        status = 1
+        try:
+            os.setsid()
+            os.close(reader)
+            status = body(writer)
+        finally:
+            # Nothing of the parent's is to be flushed or run here.
+            os._exit(status)
+    os.close(writer)
+    return Child(pid, reader)
+
+
+def finish(children: Sequence[Child], deadline_s: float, limit: int) -> list[Outcome]:
+    """Return the outcomes of *children*, in their order; all have *deadline_s* together.
+
+    Of no child more than *limit* bytes of output are kept, or little more. Whatever happens,
+    their process groups are killed and they are waited for.
+    """
+    end = time.monotonic() + deadline_s
+    outcomes: dict[Child, Outcome] = {}
+    try:
+        while len(outcomes) < len(children):
+            is_over = time.monotonic() >= end
+            has_moved = False
+            for child in children:
+                if child in outcomes:
+                    continue
+                has_moved |= child.advance(limit)
+                if child.is_done() or is_over:
+                    outcomes[child] = child.close()
+                    has_moved = True
+            if not has_moved:
+                time.sleep(_STEP_S)
+    finally:
+        for child in children:
+            if child not in outcomes:
+                child.close()
+    return [outcomes[child] for child in children]
