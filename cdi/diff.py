@@ -23,7 +23,7 @@ _SIGNS = {"added": "+", "removed": "-", "changed": "~", "reordered": "~"}
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class SpecChange:
     """One difference: *where* is the spec, its common edits or a device, *item* is what it has.
 
     *old* and *new* are JSON values, None for what is not there. Of items that are reordered they
@@ -78,7 +78,7 @@ _LISTS = {
 }
 
 
-def compare(old: Spec, new: Spec) -> list[Change]:
+def compare(old: Spec, new: Spec) -> list[SpecChange]:
     """Return what differs in *new*, as a document has it from top to bottom; nothing if equal.
 
     Raises CdiError as a loader.
@@ -96,19 +96,19 @@ def compare(old: Spec, new: Spec) -> list[Change]:
     return [*changes, *_edits("common edits", *common)]
 
 
-def _value(where: str, item: str, old: Any, new: Any) -> Iterator[Change]:  # noqa: ANN401 (JSON)
+def _value(where: str, item: str, old: Any, new: Any) -> Iterator[SpecChange]:  # noqa: ANN401 (JSON)
     if old != new:
         what: What = "added" if old is None else "removed" if new is None else "changed"
-        yield Change(what, where, item, old, new)
+        yield SpecChange(what, where, item, old, new)
 
 
-def _annotations(where: str, old: Spec | Device, new: Spec | Device) -> Iterator[Change]:
+def _annotations(where: str, old: Spec | Device, new: Spec | Device) -> Iterator[SpecChange]:
     before, after = old.get("annotations", {}), new.get("annotations", {})
     for key in sorted(before.keys() | after.keys()):
         yield from _value(where, f"annotation {_json(key)}", before.get(key), after.get(key))
 
 
-def _device(where: str, old: Device | None, new: Device | None) -> Iterator[Change]:
+def _device(where: str, old: Device | None, new: Device | None) -> Iterator[SpecChange]:
     if old is None or new is None:
         yield from _value(where, "", old, new)
         return
@@ -116,7 +116,7 @@ def _device(where: str, old: Device | None, new: Device | None) -> Iterator[Chan
     yield from _edits(where, old["containerEdits"], new["containerEdits"])
 
 
-def _edits(where: str, old: Edits, new: Edits) -> Iterator[Change]:
+def _edits(where: str, old: Edits, new: Edits) -> Iterator[SpecChange]:
     for member, how in _LISTS.items():
         before, after = (list(_items(edits, member)) for edits in (old, new))
         if not how.is_ordered:
@@ -131,7 +131,7 @@ def _items(edits: Edits, member: str) -> list[Any]:
     return edits.get(member) or []  # type: ignore[return-value]  # member is one of _LISTS
 
 
-def _list(where: str, how: _List, old: list[Any], new: list[Any]) -> Iterator[Change]:
+def _list(where: str, how: _List, old: list[Any], new: list[Any]) -> Iterator[SpecChange]:
     """Yield what differs between two lists of edits: items first, then their order."""
     pairs = _pairs(enumerate(old), enumerate(new), _json)
     paired = set(pairs.values())
@@ -150,14 +150,14 @@ def _list(where: str, how: _List, old: list[Any], new: list[Any]) -> Iterator[Ch
         )
     for i, item in enumerate(new):
         if i not in paired:
-            yield Change("added", where, f"{how.noun} {_json(how.key(item))}", None, item)
+            yield SpecChange("added", where, f"{how.noun} {_json(how.key(item))}", None, item)
     order = [pairs[i] for i in sorted(pairs)]
     if order != sorted(order):
         before, after = [old[i] for i in sorted(pairs)], [new[j] for j in sorted(order)]
         names = [how.key(item) for item in before], [how.key(item) for item in after]
         # Two items of one name can only be told apart as a whole.
         alike = names[0] == names[1]
-        yield Change(
+        yield SpecChange(
             "reordered", where, how.plural, *_trimmed(*((before, after) if alike else names))
         )
 

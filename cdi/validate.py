@@ -39,7 +39,7 @@ _LINE = re.compile(r"line (\d+): ")
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class SpecFinding:
     """Something about a spec: *line* counts from 1, *severity* is "error" or "warning".
 
     *category* is a stable word, and *where* the member, as `devices[0].name`; "" is the file.
@@ -52,7 +52,9 @@ class Finding:
     message: str
 
 
-def validate(text: str, stat_host: Callable[[str], os.stat_result] | None = None) -> list[Finding]:
+def validate(
+    text: str, stat_host: Callable[[str], os.stat_result] | None = None
+) -> list[SpecFinding]:
     """Return everything to say about the spec *text*, by line; no error means that it loads.
 
     *stat_host* asks the host for files that the spec names; None leaves the host out.
@@ -70,7 +72,7 @@ def validate(text: str, stat_host: Callable[[str], os.stat_result] | None = None
         problems += _disagreement(spec) if len(text) <= MAX_SCHEMA_CHARS else ()
     places = _Places(written, lines)
     found = [
-        Finding(places.line(problem.path), severity, *_told(problem))
+        SpecFinding(places.line(problem.path), severity, *_told(problem))
         for severity, those in (("error", problems), ("warning", warnings))
         for problem in those[:MAX_FINDINGS]
     ]
@@ -78,7 +80,7 @@ def validate(text: str, stat_host: Callable[[str], os.stat_result] | None = None
     for severity, count in (("error", len(problems)), ("warning", len(warnings))):
         if count > MAX_FINDINGS:
             message = f"{count - MAX_FINDINGS} more are not shown"
-            found.append(Finding(None, severity, "more", "", message))
+            found.append(SpecFinding(None, severity, "more", "", message))
     return found
 
 
@@ -108,7 +110,7 @@ def schema(name: str) -> jsonschema.Draft7Validator:
         return jsonschema.Draft7Validator(json.load(stream))
 
 
-def _undecoded(error: CdiError, text: str) -> Finding:
+def _undecoded(error: CdiError, text: str) -> SpecFinding:
     """Return *error* with its line."""
     found = _LINE.match(error.message)
     line, message = None, error.message
@@ -117,7 +119,7 @@ def _undecoded(error: CdiError, text: str) -> Finding:
     elif control := _CONTROL.search(text):
         # The one thing of which the YAML decoder does not tell the line.
         line = text.count("\n", 0, control.start()) + 1
-    return Finding(line, "error", error.category, "", message)
+    return SpecFinding(line, "error", error.category, "", message)
 
 
 def _told(problem: Problem) -> tuple[str, str, str]:

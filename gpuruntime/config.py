@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-# Key → default; None: not set, true or false. gpuruntime/configfile/options.py describes each key,
-# and a test compares the two: that table is too much for the start path.
+# Key → default; None: not set, true or false. gpuruntime/configfile/option_table.py describes each
+# key, and a test compares the two: that table is too much for the start path.
 RUNTIME = "nvidia-container-runtime"
 DEFAULTS: dict[str, Any] = {
     "accept-nvidia-visible-devices-as-volume-mounts": False,

@@ -14,9 +14,9 @@ import stat
 from gpuruntime.errors import LdcacheError
 from gpuruntime.formats import elf, ldcache_merge
 from gpuruntime.system import drop_in
+from gpuruntime.system.clean_names import LINK_PATH, MAX_PATH_CHARS, is_clean, is_clean_name
 from gpuruntime.system.compat import DEFAULT_ROOT, CompatInUse, CudaCompat
 from gpuruntime.system.loader import LoaderCache
-from gpuruntime.system.names import LINK_PATH, MAX_PATH_CHARS, is_clean, is_clean_name
 from gpuruntime.system.operation import Operation
 from gpuruntime.system.ops import ApplicationProfile, Chmod, Link, MaskParams
 from gpuruntime.system.paths import list_names, mount_id, reopen
@@ -179,7 +179,7 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _mounted(root: Root, folder: str) -> list[ldcache_merge.Entry]:
+def _mounted(root: Root, folder: str) -> list[ldcache_merge.CacheEntry]:
     """Return an entry for each library that is a mount of its own in *folder*, and its `.so` link.
 
     The others are the image's, which its own cache has in the order that it wants.
@@ -190,7 +190,7 @@ def _mounted(root: Root, folder: str) -> list[ldcache_merge.Entry]:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             return []
         raise _unreadable(folder, error) from error
-    found: dict[str, ldcache_merge.Entry] = {}
+    found: dict[str, ldcache_merge.CacheEntry] = {}
     links = []
     try:
         ours = mount_id(dirfd)
@@ -216,7 +216,7 @@ def _mounted(root: Root, folder: str) -> list[ldcache_merge.Entry]:
     finally:
         os.close(dirfd)
     named = [
-        ldcache_merge.Entry(name, f"{folder}/{name}", found[target].flags)
+        ldcache_merge.CacheEntry(name, f"{folder}/{name}", found[target].flags)
         for name, target in links
         if target in found and is_clean(f"/{name}")
     ]
@@ -237,7 +237,9 @@ def _unreadable(folder: str, error: OSError) -> LdcacheError:
     )
 
 
-def _entry(fd: int, folder: str, name: str, names: Collection[str]) -> ldcache_merge.Entry | None:
+def _entry(
+    fd: int, folder: str, name: str, names: Collection[str]
+) -> ldcache_merge.CacheEntry | None:
     try:
         with os.fdopen(reopen(fd, os.O_RDONLY), "rb") as file:
             found = elf.read(file)
@@ -250,4 +252,6 @@ def _entry(fd: int, folder: str, name: str, names: Collection[str]) -> ldcache_m
         return None
     # Where nothing has that name, the container's own ldconfig would make a link to this.
     place = soname if soname in names else name
-    return ldcache_merge.Entry(soname, f"{folder}/{place}", ldcache_merge.ABI_FLAGS[found.abi])
+    return ldcache_merge.CacheEntry(
+        soname, f"{folder}/{place}", ldcache_merge.ABI_FLAGS[found.abi]
+    )

@@ -6,9 +6,9 @@ from __future__ import annotations
 import posixpath
 
 from gpuruntime.formats import ldcache_merge
+from gpuruntime.system.clean_names import LINK_PATH, is_clean, is_clean_name
 from gpuruntime.system.compat import CudaCompat
 from gpuruntime.system.loader import LoaderCache
-from gpuruntime.system.names import LINK_PATH, is_clean, is_clean_name
 from gpuruntime.system.ops import (
     ApplicationProfile,
     Chmod,
@@ -96,20 +96,20 @@ def _link(value: str, kind: type[Link]) -> Link:
     return kind(path, target)
 
 
-def _entry(value: str) -> ldcache_merge.Entry:
+def _entry(value: str) -> ldcache_merge.CacheEntry:
     soname, _, rest = value.partition("::")
     path, _, abi = rest.partition("::")
     if not is_clean_name(soname) or not is_clean(path) or abi not in ldcache_merge.ABI_FLAGS:
         raise refused(NAME, value, "is not SONAME::PATH::ABI")
     # The SONAME link, not the file: then a later ldconfig comes to the same result.
-    return ldcache_merge.Entry(
+    return ldcache_merge.CacheEntry(
         soname, f"{posixpath.dirname(path)}/{soname}", ldcache_merge.ABI_FLAGS[abi]
     )
 
 
 def _linked_entries(
-    links: list[Link], entries: list[ldcache_merge.Entry]
-) -> list[ldcache_merge.Entry]:
+    links: list[Link], entries: list[ldcache_merge.CacheEntry]
+) -> list[ldcache_merge.CacheEntry]:
     """Return an entry for each `.so` link to a library: programs open them by that name too."""
     by_place = {entry.path: entry for entry in entries}
     found = []
@@ -117,7 +117,7 @@ def _linked_entries(
         target = by_place.get(f"{posixpath.dirname(link.path)}/{link.target}")
         if target is not None and link.path not in by_place:
             found.append(
-                ldcache_merge.Entry(posixpath.basename(link.path), link.path, target.flags)
+                ldcache_merge.CacheEntry(posixpath.basename(link.path), link.path, target.flags)
             )
     return found
 

@@ -16,8 +16,8 @@ from pathlib import Path
 TREE = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TREE))
 
-from gpuruntime.discover import table  # noqa: E402
-from gpuruntime.discover.driver import DriverRoot, find_driver  # noqa: E402
+from gpuruntime.discover import driver_table  # noqa: E402
+from gpuruntime.discover.user_space import DriverRoot, find_driver  # noqa: E402
 from gpuruntime.model import Driver, File, Library  # noqa: E402
 from gpuruntime.plan import driver_files, gpu_edits  # noqa: E402 (the path to it)
 
@@ -59,7 +59,7 @@ What `gpuruntime cdi generate` does with each file of NVIDIA's user space, as De
 driver {versions}.
 Other distributions have the same files elsewhere, and `gpuruntime driver list` shows those of the
 machine it runs on.
-The rules are one table, `gpuruntime/discover/table.py`.
+The rules are one table, `gpuruntime/discover/driver_table.py`.
 A library that the table does not have, with the driver's version in its name, is for every
 capability.
 
@@ -109,7 +109,7 @@ class Root:
 
     def row(self, path: str) -> tuple[str, str, str, str]:
         """Return (file, what becomes of it, for what, why)."""
-        name = path.replace(self.driver.version, table.VERSION)
+        name = path.replace(self.driver.version, driver_table.VERSION)
         item = self.items.get(path)
         if item is not None:
             return name, "yes", self._for(item), _why(path, item)
@@ -136,7 +136,7 @@ class Root:
         raise SystemExit(f"driver_files: nothing is known about {self.path / path}")
 
     def _for(self, item: Library | File) -> str:
-        if item.capability == table.ALL:
+        if item.capability == driver_table.ALL:
             return "all"
         return ", ".join(name for name in COLUMNS if item.host_path in self.brings[name])
 
@@ -145,13 +145,21 @@ def _paths(driver: Driver) -> set[str]:
     return {item.host_path for item in (*driver.libraries, *driver.files)}
 
 
-def _row(path: str, item: Library | File) -> table.Row:
+def _row(path: str, item: Library | File) -> driver_table.Row:
     """Return the table's row of *item*, whose path is *path*."""
     if isinstance(item, Library):
         name = os.path.basename(path).partition(".so")[0]
-        return table.LIBRARIES.get(name) or table.unknown(name)
-    for row in (*table.BINARIES, *table.CONFIGS, *table.DATA, *table.XORGS, *table.FIRMWARES):
-        pattern = row.name.replace(table.VERSION, "*") + ("*" if row.kind == table.XORG else "")
+        return driver_table.LIBRARIES.get(name) or driver_table.unknown(name)
+    for row in (
+        *driver_table.BINARIES,
+        *driver_table.CONFIGS,
+        *driver_table.DATA,
+        *driver_table.XORGS,
+        *driver_table.FIRMWARES,
+    ):
+        pattern = row.name.replace(driver_table.VERSION, "*") + (
+            "*" if row.kind == driver_table.XORG else ""
+        )
         if row.kind == item.kind and fnmatch.fnmatchcase(item.container_path, f"*/{pattern}"):
             return row
     raise SystemExit(f"driver_files: no row of the table is for {path}")

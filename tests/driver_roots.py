@@ -191,7 +191,7 @@ class Tree:
     def cache(self, *rows: tuple[str, str, str]) -> None:
         """Make the loader's cache of (name, path, ABI)."""
         entries = [
-            ldcache_merge.Entry(name, path, ldcache_merge.ABI_FLAGS[abi])
+            ldcache_merge.CacheEntry(name, path, ldcache_merge.ABI_FLAGS[abi])
             for name, path, abi in rows
         ]
         self.file("/etc/ld.so.cache", ldcache_merge.merge(None, entries))

@@ -13,7 +13,7 @@ from cdi import store
 from cdi import validate as checks
 from cdi.errors import CdiError
 from cdi.registry import ENDINGS
-from cdi.validate import Finding
+from cdi.validate import SpecFinding
 from gpuruntime.cli.output import write_stdout
 from gpuruntime.errors import escape
 
@@ -43,28 +43,28 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
-def _findings(name: str) -> list[Finding]:
+def _findings(name: str) -> list[SpecFinding]:
     try:
         text = store.read(0 if name == "-" else name)
     except CdiError as error:
-        return [Finding(None, "error", error.category, "", error.message)]
+        return [SpecFinding(None, "error", error.category, "", error.message)]
     except OSError as error:
-        return [Finding(None, "error", "syntax", "", f"cannot read it: {error.strerror}")]
+        return [SpecFinding(None, "error", "syntax", "", f"cannot read it: {error.strerror}")]
     found = checks.validate(text, os.stat)
     if name != "-" and not name.endswith(ENDINGS):
         message = f"in a spec directory only files ending in {' or '.join(ENDINGS)} are read"
-        found.insert(0, Finding(None, "warning", "file-name", "", message))
+        found.insert(0, SpecFinding(None, "warning", "file-name", "", message))
     return found
 
 
-def _line(name: str, finding: Finding) -> str:
+def _line(name: str, finding: SpecFinding) -> str:
     place = [escape(name)] + ([str(finding.line)] if finding.line else [])
     where = f"{finding.where}: " if finding.where else ""
     told = escape(f"{finding.category}: {where}{finding.message}")
     return f"{':'.join(place)}: {finding.severity}: {told}\n"
 
 
-def _to_json(found: list[tuple[str, Finding]]) -> str:
+def _to_json(found: list[tuple[str, SpecFinding]]) -> str:
     return (
         json.dumps([{"file": name, **asdict(finding)} for name, finding in found], indent=2) + "\n"
     )

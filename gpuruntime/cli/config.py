@@ -12,12 +12,12 @@ import click
 
 from gpuruntime import config as settings
 from gpuruntime.cli.output import write_stdout
-from gpuruntime.configfile import edit, options
+from gpuruntime.configfile import edit, option_table
 from gpuruntime.configfile import file as files
 from gpuruntime.configfile import lines as config_lines
 from gpuruntime.configfile.check import LDCONFIG, LDCONFIG_FEATURE, examine, sentence
 from gpuruntime.configfile.compilation import accepted, compile_file
-from gpuruntime.configfile.options import Value
+from gpuruntime.configfile.option_table import Value
 from gpuruntime.errors import ConfigError, escape
 from gpuruntime.launcher import companion
 
@@ -120,7 +120,7 @@ def set_command(
 @_options("output")
 def default_command(output: str) -> None:
     """Print a config file with all options and defaults."""
-    _emit(options.example(_host_values()), output)
+    _emit(option_table.example(_host_values()), output)
 
 
 @config.command("show")
@@ -148,7 +148,7 @@ def show_command(outer: str | None, config_file: str | None, *, as_json: bool) -
     for key, default in settings.DEFAULTS.items():
         value = values.get(key, default)
         source = "file" if key in values else "default"
-        row = f"# {key}: not set" if value is None else f"{key} = {options.literal(value)}"
+        row = f"# {key}: not set" if value is None else f"{key} = {option_table.literal(value)}"
         rows.append(f"{row}  # {source}")
     write_stdout("\n".join(rows) + "\n")
 
@@ -228,7 +228,7 @@ def _edit(
         raise click.UsageError("--in-place and --output exclude each other")
     path, text = _load(chosen)
     if text is None:
-        text = options.example(_host_values())
+        text = option_table.example(_host_values())
     else:
         files.parse(text, path)
     keys = set()

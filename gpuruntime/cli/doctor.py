@@ -10,8 +10,8 @@ import os
 import click
 
 from gpuruntime.cli.checks import finding, run
-from gpuruntime.cli.checks.machine import Machine
-from gpuruntime.cli.checks.table import CHECKS
+from gpuruntime.cli.checks.check_table import CHECKS
+from gpuruntime.cli.checks.examined_machine import ExaminedMachine
 from gpuruntime.cli.comma_option import CommaOption
 from gpuruntime.cli.output import write_stdout
 from gpuruntime.errors import ConfigError
@@ -62,7 +62,7 @@ def doctor(
         raise ConfigError(f'there is no check "{unknown[0]}"', f"name one of {', '.join(CHECKS)}")
     chosen = {name: check for name, check in CHECKS.items() if not names or name in names}
     # What the variables of a shell say is about this machine, not about a tree.
-    machine = Machine(root, os.environ if os.path.realpath(root) == "/" else {})
+    machine = ExaminedMachine(root, os.environ if os.path.realpath(root) == "/" else {})
     found = run.run(chosen, machine, deadline_s)
     if as_json:
         write_stdout(json.dumps([dataclasses.asdict(item) for item in found], indent=2) + "\n")

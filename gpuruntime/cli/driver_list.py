@@ -11,8 +11,8 @@ import click
 from gpuruntime.cli.comma_option import CommaOption
 from gpuruntime.cli.output import write_stdout
 from gpuruntime.configfile import compilation
-from gpuruntime.discover import driver as discovery
 from gpuruntime.discover import search_paths
+from gpuruntime.discover import user_space as discovery
 from gpuruntime.errors import ConfigError, escape
 from gpuruntime.model import Driver, File, Library
 from gpuruntime.plan import driver_files, gpu_edits

@@ -15,7 +15,7 @@ from gpuruntime import model
 from gpuruntime.config import Config
 from gpuruntime.model import File, Inventory, Library
 from gpuruntime.plan import devices, driver_files, from_inventory, gpu_edits
-from gpuruntime.plan.devices import Device
+from gpuruntime.plan.devices import GpuDevice
 from gpuruntime.request import capabilities, driver_options
 from gpuruntime.request.parse import Request
 
@@ -178,20 +178,20 @@ def files_left_out(
         yield Reason(LEFT_OUT, item.container_path, why)
 
 
-def title(device: Device) -> str:
+def title(device: GpuDevice) -> str:
     """Return what *device* is called in a sentence."""
     kind = "GPU" if device.mig is None else "MIG device"
     return f"{kind} {device.name(devices.INDEX)}"
 
 
-def _described(device: Device) -> str:
+def _described(device: GpuDevice) -> str:
     gpu = device.gpu.gpu
     return " ".join(
         word for word in (device.name(devices.INDEX), device.uuid, gpu.bus_id, gpu.name) if word
     )
 
 
-def _why_not(device: Device, asked: Request) -> str:
+def _why_not(device: GpuDevice, asked: Request) -> str:
     gpu = device.gpu.gpu
     if asked.driver_only:
         return "the driver alone is asked for"
@@ -202,11 +202,11 @@ def _why_not(device: Device, asked: Request) -> str:
     return "not asked for"
 
 
-def _all(machine: Inventory) -> Iterator[Device]:
+def _all(machine: Inventory) -> Iterator[GpuDevice]:
     for gpu in machine.gpus:
-        yield Device(gpu)
+        yield GpuDevice(gpu)
         for mig in gpu.mig:
-            yield Device(gpu, mig)
+            yield GpuDevice(gpu, mig)
 
 
 def _files(machine: Inventory) -> list[Library | File]:

@@ -24,7 +24,7 @@ def class_of(mode: str) -> str:
     return _CLASSES.get(mode, mode)
 
 
-def named_devices(
+def feature_devices(
     mode: str, ids: tuple[str, ...], inventory: Inventory, style: gpu_edits.Style
 ) -> list[tuple[str, Edits]]:
     """Return (name, edits) of the devices of *mode*: the channels of *ids*, else `all`.
@@ -58,7 +58,7 @@ def named_devices(
     return [(devices.ALL, edits)]
 
 
-def common_edits() -> Edits:
+def feature_edits() -> Edits:
     """Return what a container gets with any of these devices."""
     return {"env": ["NVIDIA_VISIBLE_DEVICES=void"]}
 

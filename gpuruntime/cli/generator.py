@@ -37,7 +37,7 @@ FEATURES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class GenerateOptions:
     """What to generate; the fields are the command's options."""
 
     driver_root: str
@@ -205,7 +205,7 @@ _OPTIONS = (
 )
 
 
-def checked(**given: Any) -> Options:  # noqa: ANN401 (click's values)
+def checked(**given: Any) -> GenerateOptions:  # noqa: ANN401 (click's values)
     """Return the values of the command's options, checked; raise ConfigError, with defaults set.
 
     Warnings go to standard error.
@@ -240,10 +240,10 @@ def checked(**given: Any) -> Options:  # noqa: ANN401 (click's values)
         click.echo('warning: with the device "none" there is no device "all"', err=True)
         given["no_all_device"] = True
     given["hook_path"] = _hook_path(given["hook_path"])
-    return Options(**given)
+    return GenerateOptions(**given)
 
 
-def discover(chosen: Options) -> Inventory:
+def discover(chosen: GenerateOptions) -> Inventory:
     """Read the machine for *chosen*; raise ConfigError, DriverError and DiscoveryError."""
     if chosen.mode in features.MODES:
         return machine.discover_features(chosen.driver_root, chosen.dev_root)
@@ -272,7 +272,7 @@ def _check_whole(inventory: Inventory) -> None:
         )
 
 
-def state_of(chosen: Options) -> dict[str, Any]:
+def state_of(chosen: GenerateOptions) -> dict[str, Any]:
     """Return the state of the host that *chosen* is about; raise DiscoveryError."""
     return probes.read(
         fingerprint.plan(
@@ -284,7 +284,7 @@ def state_of(chosen: Options) -> dict[str, Any]:
     )
 
 
-def document(chosen: Options, inventory: Inventory) -> Spec:
+def document(chosen: GenerateOptions, inventory: Inventory) -> Spec:
     """Return the spec of *inventory*.
 
     Raises RequestError or UnresolvedDeviceError for a device id, and SpecError.
@@ -307,12 +307,12 @@ def document(chosen: Options, inventory: Inventory) -> Spec:
     return _lowered(spec, chosen.max_spec_version) if chosen.max_spec_version else spec
 
 
-def _parts(chosen: Options, inventory: Inventory) -> tuple[list[tuple[str, Edits]], Edits]:
+def _parts(chosen: GenerateOptions, inventory: Inventory) -> tuple[list[tuple[str, Edits]], Edits]:
     """Return the devices, (name, edits), and the edits that they have in common."""
     style = _style(chosen)
     if chosen.mode in features.MODES:
-        named = features.named_devices(chosen.mode, chosen.device_ids, inventory, style)
-        return named, features.common_edits()
+        named = features.feature_devices(chosen.mode, chosen.device_ids, inventory, style)
+        return named, features.feature_edits()
     driver = inventory.driver
     if devices.ALL not in chosen.driver_capabilities:
         driver = driver_files.select(driver, chosen.driver_capabilities)
@@ -371,7 +371,7 @@ def _check_words(what: str, words: tuple[str, ...], known: tuple[str, ...]) -> N
             raise ConfigError(f'invalid {what}: "{word}"', f"use {', '.join(known)}")
 
 
-def _style(chosen: Options) -> gpu_edits.Style:
+def _style(chosen: GenerateOptions) -> gpu_edits.Style:
     # Such a container looks after the nodes, and has no graphics.
     without = (gpu_edits.PARAMS, gpu_edits.PROFILE) if chosen.mode == MANAGEMENT else ()
     return gpu_edits.Style(
@@ -385,7 +385,7 @@ def _style(chosen: Options) -> gpu_edits.Style:
     )
 
 
-def _annotations(chosen: Options, inventory: Inventory) -> dict[str, str] | None:
+def _annotations(chosen: GenerateOptions, inventory: Inventory) -> dict[str, str] | None:
     if not chosen.annotations:
         return None
     return {"gpuruntime/driver-version": inventory.driver.version}

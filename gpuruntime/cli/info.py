@@ -16,8 +16,8 @@ import click
 from cdi.complete import in_user_namespace
 from gpuruntime import __version__, slowpath
 from gpuruntime.cli import system_devices as devices
-from gpuruntime.cli.checks import driver, engine_files, readers, specs
-from gpuruntime.cli.checks.machine import Machine
+from gpuruntime.cli.checks import driver_checks, engine_files, readers, specs
+from gpuruntime.cli.checks.examined_machine import ExaminedMachine
 from gpuruntime.cli.output import write_stdout
 from gpuruntime.config import DEFAULTS
 from gpuruntime.errors import GpuRuntimeError, escape
@@ -47,14 +47,14 @@ def info(*, as_json: bool, no_driver: bool) -> None:
     To be sent with a bug report. There is no variable of the environment in it and nothing of a
     container; UUIDs of GPUs, names of files and numbers of devices are.
     """
-    found = collect(Machine("/", os.environ), ask_driver=not no_driver)
+    found = collect(ExaminedMachine("/", os.environ), ask_driver=not no_driver)
     if as_json:
         write_stdout(json.dumps(found, indent=2) + "\n")
     else:
         write_stdout("".join(f"{line}\n" for line in _lines("", found)))
 
 
-def collect(machine: Machine, *, ask_driver: bool) -> dict[str, Any]:
+def collect(machine: ExaminedMachine, *, ask_driver: bool) -> dict[str, Any]:
     """Return what there is to say of *machine*, as JSON has it; `inventory` is that of a test."""
     config = machine.config
     ours = {name: machine.find_program(name) or machine.beside(name) for name in _OURS}
@@ -101,13 +101,13 @@ def _without_secrets(key: str, value: Any) -> Any:  # noqa: ANN401 (as many type
     return value
 
 
-def _distribution(machine: Machine) -> str:
+def _distribution(machine: ExaminedMachine) -> str:
     text = machine.read("/etc/os-release") or ""
     found = re.search(r'^PRETTY_NAME="?([^"\n]*)"?$', text, re.MULTILINE)
     return found[1] if found else ""
 
 
-def _version(machine: Machine, name: str) -> dict[str, str] | None:
+def _version(machine: ExaminedMachine, name: str) -> dict[str, str] | None:
     path = machine.find_program(name)
     if not path:
         return None
@@ -115,7 +115,7 @@ def _version(machine: Machine, name: str) -> dict[str, str] | None:
     return {"path": path, "version": lines[0] if lines else ""}
 
 
-def _launcher(machine: Machine, paths: Iterable[str]) -> str:
+def _launcher(machine: ExaminedMachine, paths: Iterable[str]) -> str:
     """Return how the commands at *paths* run, "" if none of them is installed."""
     data = [machine.read_bytes(path, _MAX_PROGRAM_BYTES) for path in paths if path]
     if any(content is not None and content.startswith(b"#!") for content in data):
@@ -123,18 +123,18 @@ def _launcher(machine: Machine, paths: Iterable[str]) -> str:
     return "native" if any(data) else ""
 
 
-def _driver(machine: Machine) -> dict[str, Any]:
+def _driver(machine: ExaminedMachine) -> dict[str, Any]:
     return {
         "root": machine.config.driver_root or "/",
-        "module": driver.loaded(machine),
-        "module_text": (machine.read(driver.MODULE) or "").splitlines()[:1],
+        "module": driver_checks.loaded(machine),
+        "module_text": (machine.read(driver_checks.MODULE) or "").splitlines()[:1],
         "params": (machine.read("/proc/driver/nvidia/params") or "").splitlines(),
         "majors": devices.majors(machine.read("/proc/devices") or ""),
-        "bus": driver.on_bus(machine),
+        "bus": driver_checks.on_bus(machine),
     }
 
 
-def _inventory(machine: Machine) -> tuple[dict[str, Any] | None, str]:
+def _inventory(machine: ExaminedMachine) -> tuple[dict[str, Any] | None, str]:
     """Return what discovery finds, or why it finds nothing."""
     config = machine.config
     deadline_s = config["discovery-timeout"]
@@ -146,7 +146,7 @@ def _inventory(machine: Machine) -> tuple[dict[str, Any] | None, str]:
         return None, str(error)
 
 
-def _nodes(machine: Machine) -> Iterator[str]:
+def _nodes(machine: ExaminedMachine) -> Iterator[str]:
     """Give a line for each of the driver's nodes, as `ls -l` has it."""
     dev = machine.dev()
     for path in [*machine.glob(dev, "nvidia*"), *machine.glob(f"{dev}/nvidia-caps", "*")]:
@@ -156,7 +156,7 @@ def _nodes(machine: Machine) -> Iterator[str]:
             yield f"{status.st_mode & 0o7777:04o} {status.st_uid}:{status.st_gid} {numbers} {path}"
 
 
-def _cgroups(machine: Machine) -> dict[str, Any]:
+def _cgroups(machine: ExaminedMachine) -> dict[str, Any]:
     text = machine.read("/proc/self/mountinfo") or ""
     return {
         "unified": machine.exists("/sys/fs/cgroup/cgroup.controllers"),
@@ -165,8 +165,8 @@ def _cgroups(machine: Machine) -> dict[str, Any]:
     }
 
 
-def _specs(machine: Machine) -> Iterator[dict[str, Any]]:
-    for file in specs.known(machine).files:
+def _specs(machine: ExaminedMachine) -> Iterator[dict[str, Any]]:
+    for file in specs.load_specs(machine).files:
         if file.spec is None:
             yield {"path": file.path, "error": f"{file.error}"}
             continue
@@ -186,8 +186,8 @@ def _specs(machine: Machine) -> Iterator[dict[str, Any]]:
         }
 
 
-def _runtimes(machine: Machine) -> Iterator[dict[str, Any]]:
-    for engine in engine_files.known(machine):
+def _runtimes(machine: ExaminedMachine) -> Iterator[dict[str, Any]]:
+    for engine in engine_files.installed_engines(machine):
         yield {
             "engine": engine.name,
             "files": engine.paths,

@@ -20,7 +20,7 @@ from cdi import store
 from cdi.errors import CdiError
 from cdi.wire import Edits, Spec
 from gpuruntime import probes
-from gpuruntime.cli.generator import Options
+from gpuruntime.cli.generator import GenerateOptions
 from gpuruntime.discover import fingerprint
 from gpuruntime.errors import escape
 from gpuruntime.snapshots.storage import RUN_DIRECTORY
@@ -61,7 +61,7 @@ def write(
     *,
     driver_version: str,
     found: dict[str, Any],
-    chosen: Options,
+    chosen: GenerateOptions,
 ) -> None:
     """Write the stamp of *spec*, which is *text* at *path*; a warning if that cannot be."""
     mounts = spec.get("containerEdits", Edits()).get("mounts", [])
@@ -103,7 +103,7 @@ def read(path: str) -> Stamp | None:
     return stamp
 
 
-def changed(stamp: Stamp, chosen: Options) -> list[str]:
+def changed(stamp: Stamp, chosen: GenerateOptions) -> list[str]:
     """Return the names of what has changed of that which the spec was made from; [] if nothing."""
     return [
         *([_OPTIONS] if stamp.options != _plain(chosen) else []),
@@ -111,7 +111,7 @@ def changed(stamp: Stamp, chosen: Options) -> list[str]:
     ]
 
 
-def _plain(chosen: Options) -> dict[str, Any]:
+def _plain(chosen: GenerateOptions) -> dict[str, Any]:
     plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(chosen)))
     return plain
 

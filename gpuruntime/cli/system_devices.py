@@ -28,7 +28,7 @@ _HINT = 'load the driver\'s modules: "modprobe nvidia-uvm"'
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class PlannedNode:
     """A device node that there is to be: *name* below /dev, its numbers, its mode and owner."""
 
     name: str
@@ -64,23 +64,23 @@ def major_of(known: Mapping[str, int], module: str) -> int:
     return known[module]
 
 
-def control(known: Mapping[str, int]) -> list[Device]:
+def control(known: Mapping[str, int]) -> list[PlannedNode]:
     """Return the control nodes; raise DriverError if a module of theirs is not loaded."""
-    return [Device(name, major_of(known, module), minor) for name, module, minor in _CONTROL]
+    return [PlannedNode(name, major_of(known, module), minor) for name, module, minor in _CONTROL]
 
 
-def gpus(known: Mapping[str, int], minors: Iterable[int]) -> list[Device]:
+def gpus(known: Mapping[str, int], minors: Iterable[int]) -> list[PlannedNode]:
     """Return the nodes of the GPUs *minors*; raise DriverError if their module is not loaded."""
-    return [Device(f"nvidia{minor}", major_of(known, NVIDIA), minor) for minor in minors]
+    return [PlannedNode(f"nvidia{minor}", major_of(known, NVIDIA), minor) for minor in minors]
 
 
 def capabilities(
     known: Mapping[str, int], minors: Mapping[str, int], names: Iterable[str]
-) -> list[Device]:
+) -> list[PlannedNode]:
     """Return the nodes of the capabilities *names*, `gpu0/gi1/access`, that have *minors*."""
     found = [name for name in names if name in minors]
     return [
-        Device(
+        PlannedNode(
             f"nvidia-caps/nvidia-cap{minors[name]}",
             major_of(known, CAPS),
             minors[name],

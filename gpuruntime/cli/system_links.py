@@ -16,7 +16,7 @@ import click
 
 from gpuruntime.cli import system_devices as devices
 from gpuruntime.cli import system_modules, system_nodes
-from gpuruntime.cli.system_devices import CAPS, NVIDIA, UVM, Device
+from gpuruntime.cli.system_devices import CAPS, NVIDIA, UVM, PlannedNode
 from gpuruntime.errors import GpuRuntimeError, escape
 from gpuruntime.system.replace import replace_link
 
@@ -112,7 +112,7 @@ def create_dev_char_symlinks(
     link(dev_char_path, dev_root, wanted, dry_run=dry_run)
 
 
-def existing(dev_root: str, sys: str = "/sys") -> list[Device]:
+def existing(dev_root: str, sys: str = "/sys") -> list[PlannedNode]:
     """Return the nodes below *dev_root* that a container can be given and sysfs does not have."""
     found = []
     for directory, prefix in _PLACES:
@@ -126,13 +126,13 @@ def existing(dev_root: str, sys: str = "/sys") -> list[Device]:
             if not (name.startswith(prefix) and stat.S_ISCHR(status.st_mode)):
                 continue
             numbers = os.major(status.st_rdev), os.minor(status.st_rdev)
-            device = Device(os.path.join(directory, name), *numbers)
+            device = PlannedNode(os.path.join(directory, name), *numbers)
             if not os.path.lexists(f"{sys}/dev/char/{device.numbers}"):
                 found.append(device)
     return found
 
 
-def every(proc: str = "/proc", sys: str = "/sys") -> list[Device]:
+def every(proc: str = "/proc", sys: str = "/sys") -> list[PlannedNode]:
     """Return the nodes that there can be, there or not; raise DriverError without modules."""
     known = devices.majors(devices.read(f"{proc}/devices"))
     minors = devices.mig_minors(devices.read(f"{proc}/driver/nvidia-caps/mig-minors"))
@@ -150,7 +150,7 @@ def every(proc: str = "/proc", sys: str = "/sys") -> list[Device]:
 
 
 def link(
-    dev_char_path: str, dev_root: str, wanted: Sequence[Device], *, dry_run: bool = False
+    dev_char_path: str, dev_root: str, wanted: Sequence[PlannedNode], *, dry_run: bool = False
 ) -> None:
     """Make the links to *wanted* in *dev_char_path*, and say which; raise GpuRuntimeError."""
     if not wanted:
@@ -187,7 +187,7 @@ def link(
         )
 
 
-def leads_to(path: str, device: Device) -> bool:
+def leads_to(path: str, device: PlannedNode) -> bool:
     """Return whether *path* leads to *device*, by whatever link."""
     try:
         status = os.stat(path)

@@ -12,7 +12,7 @@ import click
 
 from gpuruntime.cli import system_devices as devices
 from gpuruntime.cli import system_modules
-from gpuruntime.cli.system_devices import Device
+from gpuruntime.cli.system_devices import PlannedNode
 from gpuruntime.errors import DiscoveryError, GpuRuntimeError, escape
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -75,7 +75,7 @@ def create_device_nodes(
         system_modules.load(driver_root or "/", dry_run=dry_run, say=_say)
     known = devices.majors(devices.read("/proc/devices"))
     mode, uid, gid = devices.ownership()
-    wanted: list[Device] = []
+    wanted: list[PlannedNode] = []
     if control_devices or every:
         wanted += devices.control(known)
     if gpu_devices or every:
@@ -90,7 +90,7 @@ def create_device_nodes(
     make(dev_root or driver_root or "/", wanted, dry_run=dry_run)
 
 
-def make(dev_root: str, wanted: Sequence[Device], *, dry_run: bool = False) -> None:
+def make(dev_root: str, wanted: Sequence[PlannedNode], *, dry_run: bool = False) -> None:
     """Make those of *wanted* that are missing below *dev_root*, and say which.
 
     Raises DiscoveryError, in the end, for what is in the way. No link is followed: what it leads
@@ -114,7 +114,7 @@ def make(dev_root: str, wanted: Sequence[Device], *, dry_run: bool = False) -> N
         )
 
 
-def _make(dev_root: str, device: Device, path: str, *, dry_run: bool) -> str:
+def _make(dev_root: str, device: PlannedNode, path: str, *, dry_run: bool) -> str:
     """Make the node *device*, and return what is in the way, "" for nothing."""
     directory = _open(dev_root, device, create=not dry_run)
     name = os.path.basename(device.name)
@@ -145,7 +145,7 @@ def _make(dev_root: str, device: Device, path: str, *, dry_run: bool) -> str:
             os.close(directory)
 
 
-def _open(dev_root: str, device: Device, *, create: bool) -> int | None:
+def _open(dev_root: str, device: PlannedNode, *, create: bool) -> int | None:
     """Return the directory of *device*; None if there is none and it is not to be made."""
     parts = ["dev", *device.name.split("/")[:-1]]
     fd = os.open(os.path.realpath(dev_root), _DIRECTORY)
@@ -184,7 +184,7 @@ def _status(name: str, dirfd: int | None) -> os.stat_result | None:
         return None
 
 
-def _difference(device: Device, path: str, found: os.stat_result) -> str:
+def _difference(device: PlannedNode, path: str, found: os.stat_result) -> str:
     if not stat.S_ISCHR(found.st_mode):
         return f'"{path}" is no device node'
     numbers = f"{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}"

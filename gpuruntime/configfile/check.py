@@ -10,8 +10,8 @@ from typing import Any
 from cdi import names
 from cdi.errors import CdiError
 from gpuruntime import config as settings
-from gpuruntime.configfile import options
-from gpuruntime.configfile.options import Option
+from gpuruntime.configfile import option_table
+from gpuruntime.configfile.option_table import Option
 
 # Of so many unknown keys the nearest is looked for; that takes its time.
 MAX_NEAREST = 50
@@ -21,7 +21,7 @@ _ABSOLUTE = ("nvidia-container-cli.root", f"{settings.RUNTIME}.modes.cdi.spec-di
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Finding:
+class OptionFinding:
     """What is to be said about the option at *path*.
 
     *severity*: with an "error" no container that is ours to start does; with a "warning" they
@@ -35,64 +35,68 @@ class Finding:
     hint: str = ""
 
 
-def examine(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
+def examine(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[OptionFinding]]:
     """Return the values of *document* that fit, by key, and what is to be said of the others."""
     values: dict[str, Any] = {}
-    findings: list[Finding] = []
+    findings: list[OptionFinding] = []
     unknown = 0
-    for path, value in options.flatten(document):
-        key = options.to_key(path)
-        option = options.BY_KEY.get(key)
+    for path, value in option_table.flatten(document):
+        key = option_table.to_key(path)
+        option = option_table.BY_KEY.get(key)
         if option is not None:
             found = _check_value(option, path, value)
             findings += found
             if all(finding.severity != "error" for finding in found):
                 values[key] = value
-        elif key in options.TABLES:
-            findings.append(Finding("error", path, f'"{key}" is not a table', f'write "[{key}]"'))
+        elif key in option_table.TABLES:
+            findings.append(
+                OptionFinding("error", path, f'"{key}" is not a table', f'write "[{key}]"')
+            )
         else:
             unknown += 1
-            near = options.nearest(key) if unknown <= MAX_NEAREST else None
+            near = option_table.nearest(key) if unknown <= MAX_NEAREST else None
             known = f'the nearest known key is "{near}"' if near else ""
-            findings.append(Finding("warning", path, f'the key "{key}" has no effect', known))
+            findings.append(
+                OptionFinding("warning", path, f'the key "{key}" has no effect', known)
+            )
     wrong = _check_ldconfig(values)
     paths = {finding.path for finding in wrong}
     return values, [finding for finding in findings if finding.path not in paths] + wrong
 
 
-def sentence(finding: Finding) -> str:
+def sentence(finding: OptionFinding) -> str:
     """Return *finding* as one line."""
     return f"{finding.message}; {finding.hint}" if finding.hint else finding.message
 
 
-def _check_value(option: Option, path: tuple[str, ...], value: Any) -> list[Finding]:  # noqa: ANN401
+def _check_value(option: Option, path: tuple[str, ...], value: Any) -> list[OptionFinding]:  # noqa: ANN401
     """Return what is to be said of *value*, which the file has for *option*."""
-    key, kind = option.key, options.KINDS[option.kind]
+    key, kind = option.key, option_table.KINDS[option.kind]
     if option.kind == "list" and isinstance(value, list) and "" in value:
-        return [Finding("error", path, f'"{key}" has an empty string', "take it out")]
+        return [OptionFinding("error", path, f'"{key}" has an empty string', "take it out")]
     if not _fits(option, value):
-        return [Finding("error", path, f'"{key}" is not {kind}', f"give {kind}")]
+        return [OptionFinding("error", path, f'"{key}" is not {kind}', f"give {kind}")]
     if key.endswith(".runtimes") and not value:
         hint = 'name a runtime, as in ["runc"]'
-        return [Finding("error", path, f'"{key}" is empty', hint)]
+        return [OptionFinding("error", path, f'"{key}" is empty', hint)]
     paths = value if isinstance(value, list) else [value]
     if key in _ABSOLUTE and any(item and not item.startswith("/") for item in paths):
         # It would be looked for below whatever directory the engine is in.
-        return [Finding("error", path, f'"{key}" is no absolute path', "begin it with /")]
+        return [OptionFinding("error", path, f'"{key}" is no absolute path', "begin it with /")]
     if key.endswith(".default-kind"):
         vendor, cls = names.split_kind(value)
         try:
             names.check_vendor(vendor)
             names.check_class(cls)
         except CdiError as error:
-            return [Finding("error", path, f'"{key}": {error}', "use vendor/class")]
+            return [OptionFinding("error", path, f'"{key}": {error}', "use vendor/class")]
     found = _check_choices(option, path, value)
     if key.endswith("container-runtime.mode"):
         if not found and value not in settings.MODES:
             what = f'the mode "{value}" is not there yet: containers that ask for a GPU fail'
-            found.append(Finding("note", path, what))
+            found.append(OptionFinding("note", path, what))
     elif not option.acts and value != option.default:
-        found.append(Finding("note", path, f'"{key}" has no effect yet'))
+        found.append(OptionFinding("note", path, f'"{key}" has no effect yet'))
     return found
 
 
@@ -107,11 +111,11 @@ def _fits(option: Option, value: object) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-def _check_choices(option: Option, path: tuple[str, ...], value: Any) -> list[Finding]:  # noqa: ANN401
+def _check_choices(option: Option, path: tuple[str, ...], value: Any) -> list[OptionFinding]:  # noqa: ANN401
     """Return what is to be said of the words in *value* that are none of the option's."""
     key, choices = option.key, option.choices
     if key == "supported-driver-capabilities":
-        choices = (*options.CAPABILITIES, "all", "")
+        choices = (*option_table.CAPABILITIES, "all", "")
         value = [word.strip() for word in value.split(",")]
     if key.endswith(".log-level"):
         # As the incumbent reads it: in any case.
@@ -123,22 +127,23 @@ def _check_choices(option: Option, path: tuple[str, ...], value: Any) -> list[Fi
     known = ", ".join(f'"{word}"' for word in choices if word)
     if option.kind == "list":
         return [
-            Finding("note", path, f'"{key}" has "{word}", which is not known') for word in others
+            OptionFinding("note", path, f'"{key}" has "{word}", which is not known')
+            for word in others
         ]
     verb = "is" if words == [value] else "has"
     what, hint = f'"{key}" {verb} "{others[0]}"', f"the words are {known}"
     if option.strict:
-        return [Finding("error", path, what, f"use one of {known}")]
+        return [OptionFinding("error", path, what, f"use one of {known}")]
     if key.endswith(".log-level"):
         what += ', taken for "info"'
-    return [Finding("warning", path, what, hint)]
+    return [OptionFinding("warning", path, what, hint)]
 
 
-def _check_ldconfig(values: Mapping[str, Any]) -> list[Finding]:
+def _check_ldconfig(values: Mapping[str, Any]) -> list[OptionFinding]:
     """Return an error if the ldconfig would be a container's and that is not allowed."""
     value = values.get(LDCONFIG, "@")
     if value.startswith("@") or values.get(LDCONFIG_FEATURE):
         return []
     what = f'"{LDCONFIG}" is "{value}": invalid config value: not a path of the host'
     hint = f'write "@{value or "/sbin/ldconfig"}"'
-    return [Finding("error", tuple(LDCONFIG.split(".")), what, hint)]
+    return [OptionFinding("error", tuple(LDCONFIG.split(".")), what, hint)]

@@ -10,7 +10,7 @@ from typing import Any
 from gpuruntime import config as settings
 from gpuruntime.configfile import check, lines
 from gpuruntime.configfile import file as files
-from gpuruntime.configfile.check import Finding
+from gpuruntime.configfile.check import OptionFinding
 from gpuruntime.errors import ConfigError
 from gpuruntime.launcher import companion
 from gpuruntime.snapshots import config_snapshot, storage
@@ -51,7 +51,7 @@ def accepted(path: str, text: str) -> tuple[dict[str, Any], list[str]]:
     values, findings = check.examine(files.parse(text, path))
     places = lines.lines(text) if findings else {}
 
-    def where(finding: Finding) -> str:
+    def where(finding: OptionFinding) -> str:
         line = lines.line_of(finding.path, places)
         return f'"{path}"' + (f" line {line}" if line else "")
 

@@ -12,8 +12,8 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import InlineTable
 
-from gpuruntime.configfile import lines, options
-from gpuruntime.configfile.options import Option, Value
+from gpuruntime.configfile import lines, option_table
+from gpuruntime.configfile.option_table import Option, Value
 from gpuruntime.errors import ConfigError
 
 # What the incumbent takes for a boolean on the command line.
@@ -28,10 +28,10 @@ def parse(argument: str, separator: str = ":") -> tuple[Option, Value]:
     boolean without a value is true; `nil` takes a feature away.
     """
     key, equals, text = argument.partition("=")
-    option = options.BY_KEY.get(key)
+    option = option_table.BY_KEY.get(key)
     if option is None:
-        near = options.nearest(key)
-        what = "is a table" if key in options.TABLES else "does not exist"
+        near = option_table.nearest(key)
+        what = "is a table" if key in option_table.TABLES else "does not exist"
         raise ConfigError(
             f'invalid config option "{key}": it {what}',
             f'use "{near}"' if near else 'see "gpuruntime config default" for every key',
@@ -53,7 +53,7 @@ def parse(argument: str, separator: str = ":") -> tuple[Option, Value]:
     if option.kind == "integer":
         # int() takes blanks, signs, underscores and other scripts' digits as well.
         if re.fullmatch("[0-9]{1,9}", text) is None:
-            kind = options.KINDS[option.kind]
+            kind = option_table.KINDS[option.kind]
             raise ConfigError(f'invalid value "{text}" for "{key}"', f"give {kind}")
         return option, int(text)
     if option.kind == "list":
@@ -119,7 +119,7 @@ def _at_sample(text: str, path: tuple[str, ...], value: Value) -> str | None:
         if statement.kind == "sample" and statement.path == path:
             end = text.find("\n", statement.start)
             rest = "" if end < 0 else text[end - (text[end - 1] == "\r") :]
-            return f"{text[: statement.start]}{path[-1]} = {options.literal(value)}{rest}"
+            return f"{text[: statement.start]}{path[-1]} = {option_table.literal(value)}{rest}"
     return None
 
 
@@ -148,7 +148,7 @@ def _with_tomlkit(text: str, path: tuple[str, ...], value: Value) -> str | None:
 def _at_end(text: str, path: tuple[str, ...], value: Value) -> str:
     """Add the table and the option to the end of *text*."""
     end = "" if text.endswith("\n") else "\n"
-    return f"{text}{end}\n[{'.'.join(path[:-1])}]\n{path[-1]} = {options.literal(value)}\n"
+    return f"{text}{end}\n[{'.'.join(path[:-1])}]\n{path[-1]} = {option_table.literal(value)}\n"
 
 
 def _below_header(text: str, path: tuple[str, ...], value: Value) -> str:
@@ -156,7 +156,7 @@ def _below_header(text: str, path: tuple[str, ...], value: Value) -> str:
     headers = {found.path: found for found in lines.scan(text) if found.kind == "table"}
     length = next((n for n in range(len(path) - 1, 0, -1) if path[:n] in headers), 0)
     start = text.find("\n", headers[path[:length]].start) + 1 if length else 0
-    line = f"{'.'.join(path[length:])} = {options.literal(value)}\n"
+    line = f"{'.'.join(path[length:])} = {option_table.literal(value)}\n"
     if length and not start:
         return f"{text}\n{line}"
     return text[:start] + line + text[start:]

@@ -26,7 +26,7 @@ _SAMPLE = re.compile(r"#[ \t]*([A-Za-z0-9_-]+)[ \t]*=")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Statement:
+class KeyPosition:
     """Where a path is in the text: *kind* is "table", "key", or "sample", which is a comment."""
 
     kind: str
@@ -53,7 +53,7 @@ def line_of(path: tuple[str, ...], found: dict[tuple[str, ...], int]) -> int | N
     return next((line for known, line in found.items() if known[: len(path)] == path), None)
 
 
-def scan(text: str) -> Iterator[Statement]:
+def scan(text: str) -> Iterator[KeyPosition]:
     """Give the statements of *text*, which must be TOML, and the comments that look like one."""
     breaks = [match.start() for match in re.finditer("\n", text)]
     table: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ def scan(text: str) -> Iterator[Statement]:
             sample = _SAMPLE.match(lexeme)
             if key == [] and sample and depth == 0:
                 line = bisect.bisect_left(breaks, match.start()) + 1
-                yield Statement("sample", (*table, sample.group(1)), line, match.start())
+                yield KeyPosition("sample", (*table, sample.group(1)), line, match.start())
         elif key is None:
             depth += (lexeme in "[{") - (lexeme in "]}")
         elif lexeme == "[" and (in_header or not key):
@@ -82,7 +82,7 @@ def scan(text: str) -> Iterator[Statement]:
             else:
                 path = (*table, *path)[:_MAX_PARTS]
             line = bisect.bisect_left(breaks, start) + 1
-            yield Statement("table" if in_header else "key", path, line, start)
+            yield KeyPosition("table" if in_header else "key", path, line, start)
             # The second bracket of an array's header must not count.
             key, depth = None, int(in_header and text[match.end() : match.end() + 1] == "]")
         else:

@@ -13,9 +13,9 @@ import posixpath
 from collections.abc import Iterable, Sequence
 
 from gpuruntime import probes
-from gpuruntime.discover import device_nodes, driver, inventory, table
+from gpuruntime.discover import device_nodes, driver_table, inventory, user_space
 from gpuruntime.discover import search_paths as places
-from gpuruntime.discover.files import MPS_DIRECTORY, private_directory
+from gpuruntime.discover.other_files import MPS_DIRECTORY, private_directory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _MODULES = ("nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm")
 _RUN = ("/run", "/var/run")
-_TABLE = "discover/table.py"
+_TABLE = "discover/driver_table.py"
 _DEVICES = "bus/pci/devices"
 _CONTROL_NODES = (
     "/dev/nvidia*",
@@ -49,9 +49,9 @@ def plan(
     each time. To be made anew with each inventory: it is about the files and GPUs there are now.
     Raises DiscoveryError if the driver root cannot be read.
     """
-    root = driver.DriverRoot(driver_root)
+    root = user_space.DriverRoot(driver_root)
     dev = os.path.abspath(dev_root).rstrip("/")
-    variables = driver.variables() if environment else dict.fromkeys(driver.VARIABLES, "")
+    variables = user_space.variables() if environment else dict.fromkeys(user_space.VARIABLES, "")
     libraries = _existing(_library_directories(root, search_paths))
     others = _other_directories(root, libraries, config_search_paths, variables["XDG_DATA_DIRS"])
     nvidia = f"{proc}/driver/nvidia"
@@ -142,12 +142,12 @@ def _existing(paths: Iterable[str]) -> list[str]:
     return list(found)
 
 
-def _library_directories(root: driver.DriverRoot, search_paths: Sequence[str]) -> list[str]:
+def _library_directories(root: user_space.DriverRoot, search_paths: Sequence[str]) -> list[str]:
     """Return where libraries can be, and where links lead from there: the host's view of both.
 
     A link that is absolute means another place to a root apart than to the host.
     """
-    usual = [root.host_path(path) for path in driver.library_directories(root)]
+    usual = [root.host_path(path) for path in user_space.library_directories(root)]
     led = [where.root.host_path(where.path) for where in places.libraries(root, search_paths)]
     return _unique([*(map(os.path.abspath, search_paths) if search_paths else usual), *led])
 
@@ -161,20 +161,20 @@ def _have_driver(directories: Iterable[str]) -> list[str]:
     ]
 
 
-def _loader_configuration(root: driver.DriverRoot) -> list[str]:
+def _loader_configuration(root: user_space.DriverRoot) -> list[str]:
     return _existing(root.host_path(path) for path in places.loader_configuration(root))
 
 
-def _programs(root: driver.DriverRoot) -> list[str]:
+def _programs(root: user_space.DriverRoot) -> list[str]:
     """Return the directories of programs, and the driver's that are in them."""
     directories = [root.host_path(path) for path in places.BINARIES]
-    names = [row.name for row in table.BINARIES]
+    names = [row.name for row in driver_table.BINARIES]
     files = (f"{directory}/{name}" for directory in directories for name in names)
     return [*_existing(directories), *_there(files)]
 
 
 def _other_directories(
-    root: driver.DriverRoot,
+    root: user_space.DriverRoot,
     libraries: Iterable[str],
     config_search_paths: Sequence[str],
     data_dirs: str,
@@ -184,12 +184,12 @@ def _other_directories(
     bases = places.configurations(root, config_search_paths, data_dirs)
     found = [
         (where, posixpath.join(base, posixpath.dirname(row.name)))
-        for rows, directories in ((table.CONFIGS, bases), (table.DATA, around))
+        for rows, directories in ((driver_table.CONFIGS, bases), (driver_table.DATA, around))
         for row in rows
         for where, base in directories
     ]
     found += places.xorg(root, around)
-    for row in (*table.BINARIES, *table.CONFIGS, *table.XORGS):
+    for row in (*driver_table.BINARIES, *driver_table.CONFIGS, *driver_table.XORGS):
         for where, base in around:
             private = private_directory(row, base)
             if private is not None:
@@ -203,7 +203,7 @@ def _other_directories(
     return on_host
 
 
-def _firmware_paths(root: driver.DriverRoot, sys: str) -> list[str]:
+def _firmware_paths(root: user_space.DriverRoot, sys: str) -> list[str]:
     return _unique([f"{sys}{places.FIRMWARE_PATH}", root.host_path(f"/sys{places.FIRMWARE_PATH}")])
 
 
@@ -247,6 +247,6 @@ def _feature_nodes(dev: str) -> list[str]:
     )
 
 
-def _sockets(root: driver.DriverRoot, mps_directory: str) -> list[str]:
-    paths = [f"{run}/{row.name}" for row in table.SOCKETS for run in _RUN]
+def _sockets(root: user_space.DriverRoot, mps_directory: str) -> list[str]:
+    paths = [f"{run}/{row.name}" for row in driver_table.SOCKETS for run in _RUN]
     return [root.host_path(path) for path in (*paths, mps_directory)]

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Sequence
 from contextlib import contextmanager
 
-from gpuruntime.discover import device_nodes, driver, nvml, platform, version
+from gpuruntime.discover import device_nodes, nvml, platform, user_space, user_space_version
 from gpuruntime.errors import DiscoveryError, DriverError
 from gpuruntime.model import GDS, Driver, File, GpuNodes, Inventory
 
@@ -38,17 +38,17 @@ def discover(
     where else files are. Raises DriverError if the driver does not answer within *deadline_s*,
     DiscoveryError if files or nodes are missing, ConfigError on a machine of another kind.
     """
-    root = driver.DriverRoot(driver_root)
+    root = user_space.DriverRoot(driver_root)
     with _dev_roots(dev_root) as (dev, host):
         platform.refuse_wsl(root, dev)
         try:
-            library = driver.find_nvml(root, library_search_path)
+            library = user_space.find_nvml(root, library_search_path)
         except DriverError:
             platform.refuse_tegra(root)
             raise
         answer = nvml.query(library, deadline_s)
         platform.refuse_integrated(answer.gpus)
-        found = driver.find_driver(
+        found = user_space.find_driver(
             root,
             answer.driver_version,
             library_search_path=library_search_path,
@@ -91,10 +91,10 @@ def discover_features(driver_root: str, dev_root: str) -> Inventory:
     The inventory has nothing else but the version of the loaded module, "" if there is none.
     Raises DiscoveryError.
     """
-    root = driver.DriverRoot(driver_root)
+    root = user_space.DriverRoot(driver_root)
     with _dev_roots(dev_root) as (dev, host):
         features = device_nodes.feature_nodes(dev, host)
-    loaded = version.of_module(root) or version.of_module(root.host)
+    loaded = user_space_version.of_module(root) or user_space_version.of_module(root.host)
     return Inventory(
         driver=Driver(version=loaded, libraries=(), files=()),
         gpus=(),
@@ -127,7 +127,7 @@ def _without_mig_devices(gpus: Sequence[GpuNodes]) -> list[str]:
     ]
 
 
-def _gds_files(root: driver.DriverRoot) -> tuple[File, ...]:
+def _gds_files(root: user_space.DriverRoot) -> tuple[File, ...]:
     """Return what a container needs beside the nodes of storage, below *root* or on the host."""
     found = []
     for path in (UDEV, CUFILE):
@@ -140,7 +140,7 @@ def _gds_files(root: driver.DriverRoot) -> tuple[File, ...]:
     return tuple(found)
 
 
-def _real(base: driver.DriverRoot, path: str) -> str | None:
+def _real(base: user_space.DriverRoot, path: str) -> str | None:
     if path != UDEV:
         return base.locate(path)
     special = base.special(path)

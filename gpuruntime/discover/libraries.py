@@ -7,7 +7,7 @@ import fnmatch
 import posixpath
 import re
 
-from gpuruntime.discover import search_paths, table, version
+from gpuruntime.discover import driver_table, search_paths, user_space_version
 from gpuruntime.errors import DiscoveryError, GpuRuntimeError
 from gpuruntime.formats.driver_version import of_name
 from gpuruntime.model import Library
@@ -25,7 +25,7 @@ REQUIRED = ("libcuda", "libnvidia-ml")
 _SONAME = re.compile(r"[A-Za-z0-9_.+~@-]+\Z")
 
 
-class File(Record):
+class LibraryFile(Record):
     """A library's file: its *root*, *path* in it, and what it says of itself.
 
     *versioned*: it is called by the driver's version.
@@ -38,7 +38,7 @@ class File(Record):
         *,
         root: DriverRoot,
         path: str,
-        row: table.Row,
+        row: driver_table.Row,
         elf: Elf,
         soname: str,
         versioned: bool,
@@ -61,7 +61,7 @@ class _Scan:
 
     def __init__(self) -> None:
         # By real path on the host.
-        self.files: dict[str, File] = {}
+        self.files: dict[str, LibraryFile] = {}
         self.refused: dict[str, list[DiscoveryError]] = {}
         # Directories, and the libraries of other driver versions in them: stem → versions.
         self.others: list[tuple[Directory, dict[str, set[str]]]] = []
@@ -95,18 +95,18 @@ def _read(scan: _Scan, directory: Directory, driver_version: str) -> None:
     others: dict[str, set[str]] = {}
     for name in sorted(directory.names):
         stem, dot, suffix = name.partition(".so.")
-        if not dot or not (suffix == driver_version or stem in table.LIBRARIES):
+        if not dot or not (suffix == driver_version or stem in driver_table.LIBRARIES):
             continue
-        row = table.LIBRARIES.get(stem)
+        row = driver_table.LIBRARIES.get(stem)
         if row is None:
             if not stem.startswith("lib"):
                 continue
-            row = table.unknown(stem)
+            row = driver_table.unknown(stem)
         if not _is_of(row, suffix, driver_version):
-            if table.VERSION in row.suffixes and of_name(name):
+            if driver_table.VERSION in row.suffixes and of_name(name):
                 others.setdefault(stem, set()).add(suffix)
             continue
-        if row.capability == table.NEVER or row.kind != table.LIBRARY:
+        if row.capability == driver_table.NEVER or row.kind != driver_table.LIBRARY:
             continue
         try:
             _add(scan, directory, name, row, versioned=suffix == driver_version)
@@ -116,16 +116,18 @@ def _read(scan: _Scan, directory: Directory, driver_version: str) -> None:
         scan.others.append((directory, others))
 
 
-def _is_of(row: table.Row, suffix: str, driver_version: str) -> bool:
+def _is_of(row: driver_table.Row, suffix: str, driver_version: str) -> bool:
     return any(
         suffix == driver_version
-        if wanted == table.VERSION
+        if wanted == driver_table.VERSION
         else fnmatch.fnmatchcase(suffix, wanted)
         for wanted in row.suffixes
     )
 
 
-def _add(scan: _Scan, directory: Directory, name: str, row: table.Row, *, versioned: bool) -> None:
+def _add(
+    scan: _Scan, directory: Directory, name: str, row: driver_table.Row, *, versioned: bool
+) -> None:
     root = directory.root
     path, elf = root.library(directory.join(name))
     if root.host_path(path) in scan.files:
@@ -142,14 +144,14 @@ def _add(scan: _Scan, directory: Directory, name: str, row: table.Row, *, versio
         soname = posixpath.basename(path)
     elif stem != row.name:
         # What the loader takes it for, not what the file is called.
-        row = table.LIBRARIES.get(stem) or table.unknown(stem)
-        if row.capability == table.NEVER:
+        row = driver_table.LIBRARIES.get(stem) or driver_table.unknown(stem)
+        if row.capability == driver_table.NEVER:
             return
-    found = File(root=root, path=path, row=row, elf=elf, soname=soname, versioned=versioned)
+    found = LibraryFile(root=root, path=path, row=row, elf=elf, soname=soname, versioned=versioned)
     scan.files[found.host_path] = found
 
 
-def _belonging(scan: _Scan) -> list[File]:
+def _belonging(scan: _Scan) -> list[LibraryFile]:
     """Return the files that are of our driver.
 
     One with a version of its own is not where only another driver is, and not for an ABI that
@@ -167,12 +169,12 @@ def _belonging(scan: _Scan) -> list[File]:
     ]
 
 
-def _unique(files: Iterable[File], abis: Sequence[str]) -> list[File]:
+def _unique(files: Iterable[LibraryFile], abis: Sequence[str]) -> list[LibraryFile]:
     """Return those of *files* for *abis*, the first of each SONAME.
 
     VDPAU has a directory of its own, which may hold a copy.
     """
-    found: dict[tuple[str, str, bool], File] = {}
+    found: dict[tuple[str, str, bool], LibraryFile] = {}
     for file in files:
         if file.elf.abi not in abis:
             continue
@@ -183,7 +185,7 @@ def _unique(files: Iterable[File], abis: Sequence[str]) -> list[File]:
     return list(found.values())
 
 
-def _is_linked(file: File, known: File) -> bool:
+def _is_linked(file: LibraryFile, known: LibraryFile) -> bool:
     """Return whether of two versions in one directory the SONAME leads to *file*."""
     directory = posixpath.dirname(file.path)
     if directory != posixpath.dirname(known.path) or file.root is not known.root:
@@ -192,7 +194,7 @@ def _is_linked(file: File, known: File) -> bool:
 
 
 def _links_elsewhere(
-    files: Sequence[File], directories: Sequence[Directory]
+    files: Sequence[LibraryFile], directories: Sequence[Directory]
 ) -> dict[str, list[str]]:
     """Return host path → links to that library in other *directories* than its own.
 
@@ -214,7 +216,7 @@ def _links_elsewhere(
     return found
 
 
-def _link(file: File, directory: Directory, name: str) -> str:
+def _link(file: LibraryFile, directory: Directory, name: str) -> str:
     """Return the link *name* in *directory* to *file*'s SONAME link, which is beside it."""
     path = directory.join(name)
     target = posixpath.join(posixpath.dirname(file.path), file.soname)
@@ -225,7 +227,7 @@ def _place(link: str) -> str:
     return link.partition("::")[2]
 
 
-def _library(file: File, links_elsewhere: Sequence[str]) -> Library:
+def _library(file: LibraryFile, links_elsewhere: Sequence[str]) -> Library:
     directory, name = posixpath.split(file.path)
     dev_link = _dev_link(file, directory)
     links = list(links_elsewhere)
@@ -252,7 +254,7 @@ def _plain(soname: str) -> str:
     return soname.partition(".so")[0] + ".so"
 
 
-def _dev_link(file: File, directory: str) -> str:
+def _dev_link(file: LibraryFile, directory: str) -> str:
     """Return the name of the `.so` link that the host has for a library, or ""."""
     plain = _plain(file.soname)
     there = file.root.directory(directory)
@@ -281,7 +283,7 @@ def _missing(
             )
     there = {other for _, others in scan.others for other in others.get(stem, ())}
     if there and stem == "libcuda":
-        return version.mismatch(root, driver_version, sorted(there))
+        return user_space_version.mismatch(root, driver_version, sorted(there))
     if there:
         return DiscoveryError(
             f'libcuda below the driver root "{root.path}" is of driver {driver_version}, but '
@@ -313,14 +315,14 @@ def _missing_needed(libraries: Sequence[Library], driver_version: str) -> list[s
 
 
 def _is_drivers(name: str, driver_version: str) -> bool:
-    row = table.LIBRARIES.get(name.partition(".so")[0])
+    row = driver_table.LIBRARIES.get(name.partition(".so")[0])
     if row is not None:
-        return row.capability != table.NEVER
+        return row.capability != driver_table.NEVER
     return name.endswith(f".so.{driver_version}")
 
 
 def _half_upgraded(
-    scan: _Scan, files: Sequence[File], driver_version: str, abis: Sequence[str]
+    scan: _Scan, files: Sequence[LibraryFile], driver_version: str, abis: Sequence[str]
 ) -> list[str]:
     """Return sentences about libraries that only another driver has, where ours are.
 
@@ -336,7 +338,7 @@ def _half_upgraded(
             f"{stem}.so.{other}"
             for stem, versions in others.items()
             for other in versions
-            if not table.is_over(stem, driver_version)
+            if not driver_table.is_over(stem, driver_version)
         )
         if path in ours:
             names = [name for name in names if name.partition(".so.")[0] not in stems]

@@ -31,7 +31,7 @@ _KINDS = {
 }
 
 
-def is_clean(path: str) -> bool:
+def is_clean_host_path(path: str) -> bool:
     """Return whether *path* is absolute, and of names that nothing in its way takes for more."""
     return _CLEAN.match(path) is not None and not {".", ".."} & set(path.split("/"))
 
@@ -215,7 +215,9 @@ class DriverRoot:
             real = self._below(fd)
         finally:
             os.close(fd)
-        if is_clean(real) and (stat.S_ISSOCK(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        if is_clean_host_path(real) and (
+            stat.S_ISSOCK(status.st_mode) or stat.S_ISDIR(status.st_mode)
+        ):
             return real, status
         return None
 
@@ -257,7 +259,7 @@ class DriverRoot:
         if kind != stat.S_IFREG:
             raise self._refused(path, f"is {_KINDS.get(kind, 'something')}, not a file")
         real = self._below(fd)
-        if not is_clean(real) or status.st_nlink == 0:
+        if not is_clean_host_path(real) or status.st_nlink == 0:
             raise self._refused(path, f'leads to "{real}", which cannot be named in a spec')
         if not may_trust(status):
             raise self._changeable(real, status)

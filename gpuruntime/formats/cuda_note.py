@@ -32,7 +32,7 @@ class NoteError(ValueError):
     """The file has no note that can be read."""
 
 
-class Note(Record):
+class CudaNote(Record):
     """What a library says of itself: its CUDA version, and the major *drivers* that it runs on."""
 
     __slots__ = ("cuda_version", "drivers")
@@ -43,7 +43,7 @@ class Note(Record):
 
 
 def is_usable(
-    compat_version: str, note: Note | None, host_driver_version: str, host_cuda_version: str
+    compat_version: str, note: CudaNote | None, host_driver_version: str, host_cuda_version: str
 ) -> bool:
     """Return whether the host is to use the library of *compat_version*; "" is not known."""
     compat, driver = parse_version(compat_version), parse_version(host_driver_version)
@@ -69,7 +69,7 @@ def _is_newer(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
     return one + (0,) * (length - len(one)) > other + (0,) * (length - len(other))
 
 
-def read_note(read_at: Callable[[int, int], bytes]) -> Note | None:
+def read_note(read_at: Callable[[int, int], bytes]) -> CudaNote | None:
     """Return the note of the library that *read_at* (offset, length) reads; None without one.
 
     Raises NoteError for a file that is damaged, no little-endian ELF, or beyond the limits.
@@ -81,7 +81,7 @@ def read_note(read_at: Callable[[int, int], bytes]) -> Note | None:
     return None if section is None else _parse_notes(section)
 
 
-def _parse_notes(data: bytes) -> Note:
+def _parse_notes(data: bytes) -> CudaNote:
     """Return the first of the notes in a section that is NVIDIA's."""
     at = 0
     while at + _NOTE.size <= len(data):
@@ -96,7 +96,7 @@ def _parse_notes(data: bytes) -> Note:
     raise NoteError("a section of notes without one of NVIDIA")
 
 
-def _parse_text(text: bytes) -> Note:
+def _parse_text(text: bytes) -> CudaNote:
     try:
         document = strictjson.loads(text)
     except (ValueError, RecursionError) as error:
@@ -108,4 +108,4 @@ def _parse_text(text: bytes) -> Note:
         raise NoteError("a note with members of the wrong types")
     if not all(isinstance(d, int) and not isinstance(d, bool) for d in drivers):
         raise NoteError("a note with drivers that are no numbers")
-    return Note(cuda, tuple(drivers))
+    return CudaNote(cuda, tuple(drivers))

@@ -41,7 +41,7 @@ ABI_FLAGS = {
 }
 
 
-class Entry(Record):
+class CacheEntry(Record):
     """A library the loader shall find: *soname* at *path*, for the ABI that *flags* name."""
 
     __slots__ = ("flags", "path", "soname")
@@ -53,7 +53,7 @@ class Entry(Record):
 
 
 def merge(
-    image: bytes | None, entries: Iterable[Entry], *, keep_first: Iterable[str] = ()
+    image: bytes | None, entries: Iterable[CacheEntry], *, keep_first: Iterable[str] = ()
 ) -> bytes:
     """Return the cache *image* with *entries* in front of all others of the same name.
 
@@ -121,7 +121,7 @@ class _Ours:
 
     __slots__ = ("flags", "key", "name", "soname", "value")
 
-    def __init__(self, entry: Entry, name: int, value: int) -> None:
+    def __init__(self, entry: CacheEntry, name: int, value: int) -> None:
         self.soname = entry.soname
         self.flags = entry.flags
         self.key = sort_key(_encode(entry.soname))
@@ -207,7 +207,7 @@ class _Search(Names):
         return len(rows)
 
 
-def _place_strings(entries: Iterable[Entry], tail: bytes) -> tuple[list[_Ours], bytes]:
+def _place_strings(entries: Iterable[CacheEntry], tail: bytes) -> tuple[list[_Ours], bytes]:
     """Return *entries*, highest first, and *tail* followed by their strings."""
     strings = bytearray(tail)
     places: dict[bytes, int] = {}

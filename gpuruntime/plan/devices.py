@@ -36,7 +36,7 @@ _PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\Z", re
 _HINT = 'list the devices with "nvidia-smi -L"'
 
 
-class Device(Record):
+class GpuDevice(Record):
     """A full GPU, or the MIG device *mig* of it: (device, node of its GPU instance, of itself)."""
 
     __slots__ = ("gpu", "mig")
@@ -64,7 +64,7 @@ class Device(Record):
         return name if names.is_device(name) else ""
 
 
-def devices(ids: Sequence[str], gpus: Iterable[GpuNodes]) -> list[Device]:
+def devices(ids: Sequence[str], gpus: Iterable[GpuNodes]) -> list[GpuDevice]:
     """Return the devices that *ids* mean among *gpus*, in order, each once.
 
     The first `all` or `none` among *ids* decides alone. Raises RequestError for what is no id,
@@ -76,27 +76,29 @@ def devices(ids: Sequence[str], gpus: Iterable[GpuNodes]) -> list[Device]:
             return []
         if name == ALL:
             return _all(gpus)
-    found: dict[str, Device] = {}
+    found: dict[str, GpuDevice] = {}
     for name in ids:
         device = _one(name, gpus)
         found.setdefault(device.name(INDEX), device)
     return list(found.values())
 
 
-def _all(gpus: list[GpuNodes]) -> list[Device]:
+def _all(gpus: list[GpuNodes]) -> list[GpuDevice]:
     """Return the full GPUs that are used as such, then all MIG devices."""
     full = [
-        Device(gpu) for gpu in gpus if not gpu.gpu.mig_enabled and gpu.gpu.name not in DISPLAY_ONLY
+        GpuDevice(gpu)
+        for gpu in gpus
+        if not gpu.gpu.mig_enabled and gpu.gpu.name not in DISPLAY_ONLY
     ]
     return [*full, *_mig_devices(gpus)]
 
 
-def _mig_devices(gpus: list[GpuNodes]) -> list[Device]:
-    return [Device(gpu, mig) for gpu in gpus for mig in gpu.mig]
+def _mig_devices(gpus: list[GpuNodes]) -> list[GpuDevice]:
+    return [GpuDevice(gpu, mig) for gpu in gpus for mig in gpu.mig]
 
 
-def _one(name: str, gpus: list[GpuNodes]) -> Device:
-    candidates = [*(Device(gpu) for gpu in gpus), *_mig_devices(gpus)]
+def _one(name: str, gpus: list[GpuNodes]) -> GpuDevice:
+    candidates = [*(GpuDevice(gpu) for gpu in gpus), *_mig_devices(gpus)]
     found = _matching(name, candidates)
     if not found:
         there = ", ".join(device.name(INDEX) for device in candidates) or "none"
@@ -111,7 +113,7 @@ def _one(name: str, gpus: list[GpuNodes]) -> Device:
     return found[0]
 
 
-def _matching(name: str, candidates: list[Device]) -> list[Device]:
+def _matching(name: str, candidates: list[GpuDevice]) -> list[GpuDevice]:
     """Return those of *candidates* that *name* means; raise RequestError if it is no id."""
     if _INDEX.match(name) or _MIG_INDEX.match(name):
         # Without leading zeros, which no name has.
@@ -143,7 +145,7 @@ def _shortened(name: str) -> str:
     return name if len(name) <= 64 else f"{name[:64]}..."
 
 
-def _old_uuid(device: Device) -> tuple[str, int, int]:
+def _old_uuid(device: GpuDevice) -> tuple[str, int, int]:
     assert device.mig is not None
     mig = device.mig[0]
     return device.gpu.gpu.uuid.lower(), mig.gpu_instance, mig.compute_instance

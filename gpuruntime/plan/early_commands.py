@@ -32,7 +32,7 @@ _WITHOUT_LOADER = ("--ldconfig-mode", "none")
 _TIMEOUT_S = 30
 
 
-class Command(Record):
+class EarlyCommand(Record):
     """A program, its arguments from argv[0] on, and how long it may take."""
 
     __slots__ = ("arguments", "path", "timeout_s")
@@ -43,7 +43,7 @@ class Command(Record):
         self.timeout_s = timeout_s
 
 
-def commands(edits: Edits | None, document: OciConfig, runtime: str) -> list[Command]:
+def commands(edits: Edits | None, document: OciConfig, runtime: str) -> list[EarlyCommand]:
     """Return what does ahead what hooks of *edits* would do too late under *runtime*.
 
     *document* has not got the edits. What will be below one of its mounts is left to the hook.
@@ -60,7 +60,7 @@ def commands(edits: Edits | None, document: OciConfig, runtime: str) -> list[Com
     return [command for command in found if command is not None]
 
 
-def _ahead(hook: Any, places: Sequence[str]) -> Command | None:  # noqa: ANN401 (JSON)
+def _ahead(hook: Any, places: Sequence[str]) -> EarlyCommand | None:  # noqa: ANN401 (JSON)
     """Return the command of *hook* for what is not at *places*, None if the hook is not ours."""
     given_arguments = list(hook.get("args") or ())
     is_placed = hook["hookName"] == "createContainer" and hook["path"].startswith("/")
@@ -79,7 +79,7 @@ def _ahead(hook: Any, places: Sequence[str]) -> Command | None:  # noqa: ANN401 
             arguments += given
     if any(_is_covered(path, places) for path in _LOADER_FILES):
         arguments += _WITHOUT_LOADER
-    return Command(hook["path"], arguments, hook.get("timeout") or _TIMEOUT_S)
+    return EarlyCommand(hook["path"], arguments, hook.get("timeout") or _TIMEOUT_S)
 
 
 def _is_covered(path: str, places: Sequence[str]) -> bool:

@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpuruntime.config import Config
     from gpuruntime.model import Driver, Inventory, Node
-    from gpuruntime.plan.devices import Device
+    from gpuruntime.plan.devices import GpuDevice
     from gpuruntime.plan.gpu_edits import Style
     from gpuruntime.request.driver_options import DriverOptions
     from gpuruntime.request.parse import Request
@@ -59,7 +59,7 @@ def _ldconfig(config: Config) -> str:
     return str(config["nvidia-container-cli.ldconfig"]).partition("@")[2]
 
 
-def requested_devices(asked: Request, inventory: Inventory) -> list[Device]:
+def requested_devices(asked: Request, inventory: Inventory) -> list[GpuDevice]:
     """Return the devices of *asked*; raise RequestError and UnresolvedDeviceError."""
     if asked.driver_only:
         return []
@@ -115,7 +115,7 @@ def driver_edits(asked: Request, inventory: Inventory, config: Config, style: St
     return Grant(gpu_edits.common_edits(driver, (), links, style), notes=notes)
 
 
-def facts(found: list[Device], inventory: Inventory) -> requirements.Facts:
+def facts(found: list[GpuDevice], inventory: Inventory) -> requirements.Facts:
     """Return what requirements are compared with, for a container that gets *found*."""
     gpus = {device.gpu.gpu.index: device.gpu.gpu for device in found}
     return requirements.Facts(
@@ -125,11 +125,11 @@ def facts(found: list[Device], inventory: Inventory) -> requirements.Facts:
     )
 
 
-def _with_drm(device: Device, *, wanted: bool) -> Device:
+def _with_drm(device: GpuDevice, *, wanted: bool) -> GpuDevice:
     if wanted:
         return device
     gpu = model.GpuNodes(gpu=device.gpu.gpu, node=device.gpu.node, mig=device.gpu.mig)
-    return devices.Device(gpu, device.mig)
+    return devices.GpuDevice(gpu, device.mig)
 
 
 def _control_nodes(more: DriverOptions, inventory: Inventory) -> list[Node]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import posixpath
 
-from gpuruntime.plan.devices import ALL, Device
+from gpuruntime.plan.devices import ALL, GpuDevice
 from gpuruntime.record import Record
 
 TYPE_CHECKING = False
@@ -105,7 +105,7 @@ def common_edits(
     }
 
 
-def device_edits(device: Device, style: Style) -> Edits:
+def device_edits(device: GpuDevice, style: Style) -> Edits:
     """Return what a container gets with *device* beside the common edits."""
     nodes = [device.gpu.node]
     if device.mig is None:
@@ -125,7 +125,7 @@ def device_edits(device: Device, style: Style) -> Edits:
 
 
 def named_devices(
-    devices: Sequence[Device],
+    devices: Sequence[GpuDevice],
     strategies: Sequence[str],
     style: Style,
     *,

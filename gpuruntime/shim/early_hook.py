@@ -17,13 +17,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpuruntime.plan.early_commands import Command
+    from gpuruntime.plan.early_commands import EarlyCommand
 
 # The capacity that every pipe has.
 _MAX_STATE_BYTES = 4096
 
 
-def run(found: Sequence[Command], bundle: str) -> None:
+def run(found: Sequence[EarlyCommand], bundle: str) -> None:
     """Run the commands *found* for the container in *bundle*, one after the other."""
     state = {"ociVersion": "1.0.2", "status": "creating", "bundle": os.path.realpath(bundle)}
     data = strictjson.dumps(state).encode()
@@ -32,7 +32,7 @@ def run(found: Sequence[Command], bundle: str) -> None:
             _run(command, data)
 
 
-def _run(command: Command, state: bytes) -> None:
+def _run(command: EarlyCommand, state: bytes) -> None:
     """Run *command* with *state* on its standard input, and wait for it."""
     try:
         child = child_process.spawn(command.path, command.arguments, {}, state, has_output=False)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gpuruntime.config import Config
     from gpuruntime.grant import Grant
     from gpuruntime.oci.argv import Command
-    from gpuruntime.plan.early_commands import Command as EarlyCommand
+    from gpuruntime.plan.early_commands import EarlyCommand
     from gpuruntime.plan.injection import Host
     from gpuruntime.request.parse import Request
     from gpuruntime.shim.machine import Machine

@@ -13,7 +13,7 @@ import stat
 
 from gpuruntime.formats import ldcache_merge
 from gpuruntime.record import Record
-from gpuruntime.system import drop_in, names
+from gpuruntime.system import clean_names, drop_in
 from gpuruntime.system.operation import Operation
 from gpuruntime.system.paths import list_names, reopen
 
@@ -53,7 +53,9 @@ class CudaCompat(Operation):
         """Carry it out below *root*: for the container's ldconfig."""
         self.apply(root, warn)
 
-    def apply(self, root: Root, warn: Callable[[str], None]) -> tuple[ldcache_merge.Entry, ...]:
+    def apply(
+        self, root: Root, warn: Callable[[str], None]
+    ) -> tuple[ldcache_merge.CacheEntry, ...]:
         """Carry it out, and return the entries for the loader's cache."""
         found = self._find(root, warn)
         try:
@@ -67,7 +69,7 @@ class CudaCompat(Operation):
 
     def _find(
         self, root: Root, warn: Callable[[str], None]
-    ) -> tuple[str, tuple[ldcache_merge.Entry, ...]] | None:
+    ) -> tuple[str, tuple[ldcache_merge.CacheEntry, ...]] | None:
         """Return the directory, without links, and its libraries, if they are to be used."""
         try:
             fd, path = root.resolve(self.directory)
@@ -85,7 +87,7 @@ class CudaCompat(Operation):
         try:
             if not self._is_usable(dirfd, warn):
                 return None
-            if not names.is_clean(path):
+            if not clean_names.is_clean(path):
                 warn(f'"{path}" in the container is not used for CUDA: a name that is not plain')
                 return None
             return path, _entries(dirfd, path)
@@ -135,7 +137,9 @@ class CompatInUse(Record):
         """Return the operation in one line."""
         return f"use the CUDA libraries that {drop_in.COMPAT} names"
 
-    def apply(self, root: Root, warn: Callable[[str], None]) -> tuple[ldcache_merge.Entry, ...]:
+    def apply(
+        self, root: Root, warn: Callable[[str], None]
+    ) -> tuple[ldcache_merge.CacheEntry, ...]:
         """Return the entries for the loader's cache."""
         del warn
         for path in drop_in.read(root, drop_in.COMPAT)[:1]:
@@ -151,9 +155,9 @@ class CompatInUse(Record):
         return ()
 
 
-def _entries(dirfd: int, path: str) -> tuple[ldcache_merge.Entry, ...]:
+def _entries(dirfd: int, path: str) -> tuple[ldcache_merge.CacheEntry, ...]:
     """Return an entry for each library in *dirfd*, the directory *path*, and its `.so` link."""
-    listed = [name for name in list_names(dirfd, MAX_NAMES) if names.is_clean_name(name)]
+    listed = [name for name in list_names(dirfd, MAX_NAMES) if clean_names.is_clean_name(name)]
     libraries = [name for name in listed if name.startswith("lib") and ".so" in name]
     # Name of a file or link → its library's flags.
     flags: dict[str, int] = {}
@@ -162,13 +166,13 @@ def _entries(dirfd: int, path: str) -> tuple[ldcache_merge.Entry, ...]:
         soname, abi_flags = _read_library(dirfd, name)
         if soname:
             value = soname if soname in listed else name
-            found.append(ldcache_merge.Entry(soname, f"{path}/{value}", abi_flags))
+            found.append(ldcache_merge.CacheEntry(soname, f"{path}/{value}", abi_flags))
             flags[name] = flags[soname] = abi_flags
     for name in libraries[:MAX_LIBRARIES]:
         if name.endswith(".so") and name not in flags:
             target = _target(dirfd, name)
             if target in flags:
-                found.append(ldcache_merge.Entry(name, f"{path}/{name}", flags[target]))
+                found.append(ldcache_merge.CacheEntry(name, f"{path}/{name}", flags[target]))
     return tuple(found)
 
 
@@ -185,7 +189,7 @@ def _read_library(dirfd: int, name: str) -> tuple[str, int]:
         except (elf.ElfError, OSError):
             return "", 0
     soname = library.soname or name
-    if library.abi not in ldcache_merge.ABI_FLAGS or not names.is_clean_name(soname):
+    if library.abi not in ldcache_merge.ABI_FLAGS or not clean_names.is_clean_name(soname):
         return "", 0
     return soname, ldcache_merge.ABI_FLAGS[library.abi]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 
-from gpuruntime.system import names
+from gpuruntime.system import clean_names
 from gpuruntime.system.paths import Root, file_content, list_names, read_of_image
 from gpuruntime.system.replace import remove_name, replace_file
 
@@ -106,7 +106,7 @@ def _has_program(root: Root) -> bool:
 
 def _directories(content: bytes) -> list[str]:
     lines = content.decode("utf-8", "replace").splitlines()
-    return [line.strip() for line in lines if names.is_clean(line.strip())]
+    return [line.strip() for line in lines if clean_names.is_clean(line.strip())]
 
 
 def _write_main(root: Root, warn: Callable[[str], None]) -> None:

@@ -54,7 +54,7 @@ class LoaderCache(Operation):
 
     def __init__(
         self,
-        entries: tuple[ldcache_merge.Entry, ...],
+        entries: tuple[ldcache_merge.CacheEntry, ...],
         compat: Compat | None = None,
         ldconfig: str = "",
         *,
@@ -121,7 +121,7 @@ class LoaderCache(Operation):
         root: Root,
         there: bytes | None,
         old: bytes | None,
-        entries: tuple[ldcache_merge.Entry, ...],
+        entries: tuple[ldcache_merge.CacheEntry, ...],
     ) -> tuple[bytes | None, bytes]:
         """Return what was merged with, *old* or else ldconfig's, and what came of it."""
         keep_first = drop_in.listed_before(root)

@@ -30,8 +30,7 @@ from gpuruntime.grant import Grant
 from gpuruntime.oci import argv, bundle
 from gpuruntime.request import parse
 from gpuruntime.snapshots import grants, inventory_json
-from gpuruntime.system import drop_in, loader, ops
-from gpuruntime.system import names as clean_names
+from gpuruntime.system import clean_names, drop_in, loader, ops
 from gpuruntime.system.paths import Root
 from hooks import classic, state, update_container
 
@@ -245,7 +244,7 @@ def loader_cache(data: bytes, rng: random.Random, place: Path) -> None:
     """Merge into an image's cache: ours are found in it, and taking them out gives it back."""
     del place
     entries = [
-        ldcache_merge.Entry(f"libcuda.so.{n}", f"/usr/lib/libcuda.so.{n}", 0x303)
+        ldcache_merge.CacheEntry(f"libcuda.so.{n}", f"/usr/lib/libcuda.so.{n}", 0x303)
         for n in range(rng.randint(0, 3))
     ]
     first = rng.choice(((), ("/usr/lib", "/opt/lib/")))
@@ -499,7 +498,7 @@ PARSERS: dict[str, tuple[Check, str, tuple[str, ...]]] = {
     "hook-arguments": (
         hook_arguments,
         "words",
-        ("hooks/options.py", "hooks/update_container.py", "gpuruntime/system/names.py"),
+        ("hooks/options.py", "hooks/update_container.py", "gpuruntime/system/clean_names.py"),
     ),
     "ldcache": (
         loader_cache,

@@ -16,19 +16,19 @@ from typing import Any
 
 from gpuruntime.errors import LdcacheError
 from gpuruntime.formats import ldcache_merge
-from gpuruntime.formats.ldcache_merge import ABI_FLAGS, Entry
+from gpuruntime.formats.ldcache_merge import ABI_FLAGS, CacheEntry
 from gpuruntime.system.loader import LoaderCache
 from gpuruntime.system.paths import Root
 
-ENTRY = Entry("libx.so.1", "/opt/driver/libx.so.1", ABI_FLAGS["x86-64"])
-IMAGE = Entry("libown.so.1", "/opt/own/libown.so.1", ABI_FLAGS["x86-64"])
+ENTRY = CacheEntry("libx.so.1", "/opt/driver/libx.so.1", ABI_FLAGS["x86-64"])
+IMAGE = CacheEntry("libown.so.1", "/opt/own/libown.so.1", ABI_FLAGS["x86-64"])
 
 
 # How the merge marks its own entries in a cache, and something that it does not know.
 OURS, NOT_OURS = b"\x21UPG", b"\x22UPG"
 
 
-def image_cache(*entries: Entry) -> bytes:
+def image_cache(*entries: CacheEntry) -> bytes:
     """Return a cache in which *entries* are the image's."""
     return ldcache_merge.merge(None, entries).replace(OURS, NOT_OURS)
 

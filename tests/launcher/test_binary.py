@@ -14,7 +14,7 @@ import pytest
 from launcher.bundles import write_bundle, write_companion
 from launcher.conftest import Bench
 
-from gpuruntime.cli.checks.machine import Machine
+from gpuruntime.cli.checks.examined_machine import ExaminedMachine
 from gpuruntime.config import Config
 from gpuruntime.launcher import companion
 
@@ -36,7 +36,7 @@ def readelf(path: Path, option: str) -> str:
 
 def test_doctor_knows_it(bench: Bench) -> None:
     """By what is in it, whichever name it has; and no other program."""
-    machine = Machine()
+    machine = ExaminedMachine()
     assert machine.is_ours(str(bench.workshop.build("plain") / "launcher"))
     assert not machine.is_ours(str(bench.path("lowlevel/runc")))
 

@@ -174,7 +174,7 @@ def test_a_variable(name: str, value: str | None, readers: Path) -> None:
 
 def test_the_program_itself() -> None:
     """Its version is in the head; a file of it is looked for by its path."""
-    state = probes.read({"program": ["program", ["version", "discover/table.py"]]})
+    state = probes.read({"program": ["program", ["version", "discover/driver_table.py"]]})
     found = replay.flat_probes(state.values())
     assert found is not None
     operation, path, answer = replay.fields(found)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuruntime.configfile import edit, options
+from gpuruntime.configfile import edit, option_table
 from gpuruntime.configfile import lines as config_lines
-from gpuruntime.configfile.options import Option, Value
+from gpuruntime.configfile.option_table import Option, Value
 
 pytestmark = pytest.mark.property
 
@@ -35,7 +35,7 @@ def value_of(option: Option) -> st.SearchStrategy[Value]:
 @st.composite
 def settings(draw: st.DrawFn) -> list[tuple[Option, Value]]:
     """Return options with values."""
-    chosen = draw(st.lists(st.sampled_from(options.OPTIONS), max_size=6, unique_by=id))
+    chosen = draw(st.lists(st.sampled_from(option_table.OPTIONS), max_size=6, unique_by=id))
     return [(option, draw(value_of(option))) for option in chosen]
 
 
@@ -44,10 +44,10 @@ def layouts(draw: st.DrawFn) -> str:
     """Return a file with some options: by tables in any order, or by dotted keys."""
     pairs = draw(settings())
     if draw(st.booleans()):
-        return "".join(f"{o.key} = {options.literal(v)}\n{draw(COMMENT)}" for o, v in pairs)
+        return "".join(f"{o.key} = {option_table.literal(v)}\n{draw(COMMENT)}" for o, v in pairs)
     tables: dict[str, list[str]] = {}
     for option, value in pairs:
-        line = f"{option.name} = {options.literal(value)}\n{draw(COMMENT)}"
+        line = f"{option.name} = {option_table.literal(value)}\n{draw(COMMENT)}"
         tables.setdefault(option.table, []).append(line)
     root = "".join(tables.pop("", []))
     rest = draw(st.permutations(sorted(tables)))
@@ -56,7 +56,7 @@ def layouts(draw: st.DrawFn) -> str:
 
 def values(text: str) -> dict[str, Any]:
     """Return the values of *text* by key."""
-    return {options.to_key(path): v for path, v in options.flatten(tomllib.loads(text))}
+    return {option_table.to_key(path): v for path, v in option_table.flatten(tomllib.loads(text))}
 
 
 @given(layouts(), settings())
@@ -75,10 +75,10 @@ def test_what_is_set_is_read_and_the_rest_stays(
     lines = text.split("\n")
     for key in expected:
         line = lines[(config_lines.line_of(tuple(key.split(".")), places) or 0) - 1]
-        assert options.BY_KEY[key].name in line
+        assert option_table.BY_KEY[key].name in line
 
 
 @given(TEXT)
 def test_a_literal_is_what_toml_reads(text: str) -> None:
     """Every character that a value can have comes back."""
-    assert tomllib.loads(f"x = {options.literal([text])}") == {"x": [text]}
+    assert tomllib.loads(f"x = {option_table.literal([text])}") == {"x": [text]}

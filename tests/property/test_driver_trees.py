@@ -16,7 +16,7 @@ from effort import tries
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from gpuruntime.discover.driver import DriverRoot, find_driver
+from gpuruntime.discover.user_space import DriverRoot, find_driver
 from gpuruntime.errors import GpuRuntimeError
 from gpuruntime.model import Driver
 from gpuruntime.plan import driver_files, gpu_edits

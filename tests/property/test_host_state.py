@@ -244,7 +244,7 @@ def test_a_second_change_is_seen_as_well(first: str, second: str) -> None:
         assert CHANGES[second][0] in probes.changed(state)
 
 
-@pytest.mark.parametrize("what", [probes.VERSION, "discover/table.py"])
+@pytest.mark.parametrize("what", [probes.VERSION, "discover/driver_table.py"])
 def test_another_version_of_the_program_is_a_change(tmp_path: Path, what: str) -> None:
     """Its table of files, too: what another one has written is not to be believed."""
     state = probes.read(host_trees.plan(host_trees.build(tmp_path)))

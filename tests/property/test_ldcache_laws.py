@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gpuruntime.errors import LdcacheError
 from gpuruntime.formats.ldcache import sort_key
-from gpuruntime.formats.ldcache_merge import ABI_FLAGS, Entry, lists_directory, merge, parse
+from gpuruntime.formats.ldcache_merge import ABI_FLAGS, CacheEntry, lists_directory, merge, parse
 
 pytestmark = pytest.mark.property
 
@@ -34,7 +34,7 @@ PROFILE = settings(
 NAMES = st.text("019.-azA\udc80\udcff", min_size=1, max_size=9).map(lambda text: f"lib{text}.so")
 FLAGS = st.sampled_from(sorted(ABI_FLAGS.values()))
 ENTRIES = st.lists(
-    st.builds(lambda name, flags: Entry(name, f"/opt/gpu/{name}", flags), NAMES, FLAGS),
+    st.builds(lambda name, flags: CacheEntry(name, f"/opt/gpu/{name}", flags), NAMES, FLAGS),
     max_size=12,
 )
 ROWS = st.lists(
@@ -71,7 +71,7 @@ def cache_file(rows: list[Row]) -> bytes:
 @settings(PROFILE, max_examples=tries(400))
 @given(rows=ROWS, first=ENTRIES, second=ENTRIES)
 def test_a_merge_leaves_no_trace_of_the_one_before(
-    rows: list[Row], first: list[Entry], second: list[Entry]
+    rows: list[Row], first: list[CacheEntry], second: list[CacheEntry]
 ) -> None:
     """Restart, driver change and undo all follow from it."""
     rows.sort(key=lambda row: sort_key(encoded(row[0])), reverse=True)
@@ -85,7 +85,7 @@ def test_a_merge_leaves_no_trace_of_the_one_before(
 @settings(PROFILE, max_examples=tries(400))
 @given(rows=ROWS, first=ENTRIES, second=ENTRIES)
 def test_an_unsorted_table_loses_nothing_but_its_disorder(
-    rows: list[Row], first: list[Entry], second: list[Entry]
+    rows: list[Row], first: list[CacheEntry], second: list[CacheEntry]
 ) -> None:
     """Sorting cannot be undone; entries and the bytes of a second merge are the same."""
     image = cache_file(rows)
@@ -99,7 +99,7 @@ def test_an_unsorted_table_loses_nothing_but_its_disorder(
 @settings(PROFILE, max_examples=tries(400))
 @given(rows=ROWS, ours=ENTRIES)
 def test_a_sorted_table_keeps_its_order_with_ours_in_front(
-    rows: list[Row], ours: list[Entry]
+    rows: list[Row], ours: list[CacheEntry]
 ) -> None:
     """The image's own precedence among its libraries is none of our business."""
     rows.sort(key=lambda row: sort_key(encoded(row[0])), reverse=True)
@@ -164,10 +164,10 @@ def damaged(data: bytes, damage: list[tuple[str, float, int]]) -> bytes:
 
 
 OURS = [
-    Entry("libcuda.so.1", "/opt/gpu/libcuda.so.550.163.01", X86),
-    Entry("libnvidia-ml.so.1", "/opt/gpu/libnvidia-ml.so.1", X86),
-    Entry("libaaa.so", "/opt/gpu/libaaa.so", X86),
-    Entry("libzzz.so", "/opt/gpu/libzzz.so", X86),
+    CacheEntry("libcuda.so.1", "/opt/gpu/libcuda.so.550.163.01", X86),
+    CacheEntry("libnvidia-ml.so.1", "/opt/gpu/libnvidia-ml.so.1", X86),
+    CacheEntry("libaaa.so", "/opt/gpu/libaaa.so", X86),
+    CacheEntry("libzzz.so", "/opt/gpu/libzzz.so", X86),
 ]
 
 

@@ -312,7 +312,7 @@ def _two_writers(name: str, file: str, write: Callable[[Path, Any], None], tries
 
 def hook_crashes(step: int) -> Outcome:
     """TIME-02: the loader's cache and a link, killed before each *step*-th call; then again."""
-    entries = (ldcache_merge.Entry("libcuda.so.1", "/usr/lib/gpu/libcuda.so.1", 0x303),)
+    entries = (ldcache_merge.CacheEntry("libcuda.so.1", "/usr/lib/gpu/libcuda.so.1", 0x303),)
     escapes = tries = 0
     for number in range(1, 100_000, step):
         with tempfile.TemporaryDirectory(prefix="gpuruntime-race-") as folder:

@@ -73,7 +73,7 @@ HOOK = {
     *of("gpuruntime", "errors record"),
     *of("gpuruntime.formats", "ldcache ldcache_merge"),
     *of("gpuruntime.oci", "bundle"),
-    *of("gpuruntime.system", "compat drop_in loader mounts names operation ops paths"),
+    *of("gpuruntime.system", "clean_names compat drop_in loader mounts operation ops paths"),
     *of("gpuruntime.system", "replace seccomp syscalls"),
     *of("hooks", "entry options state supervision update_container"),
 }

@@ -585,7 +585,7 @@ def test_b124_a_cache_without_the_driver_and_a_library_that_crashes(tmp_path: Pa
     crash.write_text("#include <stdlib.h>\n__attribute__((constructor)) void f(void) { abort(); }")
     library = tmp_path / "crash.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, crash], check=True, timeout=30)
-    entry = ldcache_merge.Entry(
+    entry = ldcache_merge.CacheEntry(
         "libc.so.6", f"{LIBRARIES}/libc.so.6", ldcache_merge.ABI_FLAGS[native_abi()]
     )
     cache = tmp_path / "cache"

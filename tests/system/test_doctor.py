@@ -33,9 +33,9 @@ from shim_host import LAUNCHER as LAUNCHER_PATH
 from shim_host import PROGRAM, ShimHost
 
 from gpuruntime.cli.checks import run, toolkits
+from gpuruntime.cli.checks.check_table import CHECKS
+from gpuruntime.cli.checks.examined_machine import ExaminedMachine
 from gpuruntime.cli.checks.finding import Finding, Note, ok
-from gpuruntime.cli.checks.machine import Machine
-from gpuruntime.cli.checks.table import CHECKS
 
 pytestmark = pytest.mark.system("mknod")
 
@@ -52,7 +52,7 @@ def found(host: Host, *names: str) -> list[Finding]:
     """Return what the checks *names*, or all, find on *host*, which they leave as it is."""
     chosen = {name: check for name, check in CHECKS.items() if not names or name in names}
     before = listing(host.path)
-    findings = run.run(chosen, Machine(str(host.path)), DEADLINE_S)
+    findings = run.run(chosen, ExaminedMachine(str(host.path)), DEADLINE_S)
     assert listing(host.path) == before
     return findings
 
@@ -676,12 +676,12 @@ def test_what_cannot_be_checked_is_an_error(arguments: tuple[str, str]) -> None:
     assert re.match(r'error: configuration: .*"(nothing|/nowhere)".*\nhint: ', done.stderr)
 
 
-def raises(_: Machine) -> list[Note]:
+def raises(_: ExaminedMachine) -> list[Note]:
     """Be a check with a bug."""
     raise ValueError("some bug")
 
 
-def hangs(machine: Machine) -> list[Note]:
+def hangs(machine: ExaminedMachine) -> list[Note]:
     """Be a check of a driver that does not answer, with a child."""
     child = subprocess.Popen(["sleep", "60"])
     (Path(machine.root) / "child").write_text(str(child.pid))
@@ -697,7 +697,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def dies(_: Machine) -> list[Note]:
+def dies(_: ExaminedMachine) -> list[Note]:
     """Be a check that the kernel ends."""
     sys.exit(1)
 
@@ -712,7 +712,7 @@ def test_a_check_fails_alone(host: Host) -> None:
         "last": lambda _: [ok("well")],
     }
     began = time.monotonic()
-    findings = run.run(checks, Machine(str(host.path)), 1.0)
+    findings = run.run(checks, ExaminedMachine(str(host.path)), 1.0)
     assert time.monotonic() - began < 20
     assert [(item.check, item.status) for item in findings] == [
         ("first", "ok"),

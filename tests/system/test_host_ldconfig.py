@@ -27,7 +27,7 @@ from hostile.canary import digest
 
 from gpuruntime.errors import LdcacheError
 from gpuruntime.formats import ldcache_merge
-from gpuruntime.formats.ldcache_merge import ABI_FLAGS, Entry
+from gpuruntime.formats.ldcache_merge import ABI_FLAGS, CacheEntry
 from gpuruntime.system import drop_in
 from gpuruntime.system.loader import LoaderCache
 from gpuruntime.system.paths import Root
@@ -37,7 +37,7 @@ HOSTILE = Path(__file__).parents[1] / "hostile"
 TINY = Path(__file__).parents[1] / "data" / "elf" / "libtiny-x86-64.so"
 LDCONFIG = "/sbin/ldconfig"
 FOUND = "libtiny.so.1 /usr/lib/libtiny.so.1"
-OURS = Entry("libx.so.1", "/opt/driver/libx.so.1", ABI_FLAGS["x86-64"])
+OURS = CacheEntry("libx.so.1", "/opt/driver/libx.so.1", ABI_FLAGS["x86-64"])
 ALL_SEALS = 0xF
 # What the kernel calls them → soft and hard.
 LIMITS = {

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpuruntime.formats import elf
-from gpuruntime.formats.ldcache_merge import ABI_FLAGS, Entry, merge, parse
+from gpuruntime.formats.ldcache_merge import ABI_FLAGS, CacheEntry, merge, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -133,9 +133,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Root:
     return root
 
 
-def ours(*names: str, directory: str = "/opt/gpu", abi: str = HOST_ABI) -> list[Entry]:
+def ours(*names: str, directory: str = "/opt/gpu", abi: str = HOST_ABI) -> list[CacheEntry]:
     """Return entries for *names* in *directory*."""
-    return [Entry(name, f"{directory}/{name}", ABI_FLAGS[abi]) for name in names]
+    return [CacheEntry(name, f"{directory}/{name}", ABI_FLAGS[abi]) for name in names]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -187,7 +187,7 @@ def test_directories_that_stay_first_win_over_ours(root: Root) -> None:
 
 def test_a_value_may_name_a_file_without_a_link(root: Root) -> None:
     """Where links cannot be made, the cache alone is enough."""
-    entry = Entry("libgpu-ml.so.1", "/opt/gpu/libgpu-ml.so.550.1", ABI_FLAGS[HOST_ABI])
+    entry = CacheEntry("libgpu-ml.so.1", "/opt/gpu/libgpu-ml.so.550.1", ABI_FLAGS[HOST_ABI])
     merged = merge(root.image_cache("new", "/opt/image"), [entry])
     assert root.run(merged, "/bin/probe", "libgpu-ml.so.1") == "/opt/gpu"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpuruntime.cli.main import COMMANDS
-from gpuruntime.configfile import options
+from gpuruntime.configfile import option_table
 
 TREE = Path(__file__).parents[2]
 ARCHITECTURE = TREE / "docs" / "concepts" / "architecture.md"
@@ -87,8 +87,8 @@ def test_architecture_fits_three_screens() -> None:
 
 def test_the_example_config_and_the_reference_are_those_of_the_table() -> None:
     """Operators copy the one and read the other; both are generated, as the reference says."""
-    assert (TREE / "config.toml.example").read_text() == options.example()
-    assert (TREE / "docs" / "reference" / "config.md").read_text() == options.reference()
+    assert (TREE / "config.toml.example").read_text() == option_table.example()
+    assert (TREE / "docs" / "reference" / "config.md").read_text() == option_table.reference()
 
 
 def test_readme_shows_the_two_commands_on_its_first_screen() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuruntime.cli.checks import processes
-from gpuruntime.cli.checks.machine import Machine
+from gpuruntime.cli.checks.examined_machine import ExaminedMachine
 from gpuruntime.cli.checks.processes import Process
 from gpuruntime.engines import config_paths, containerd, crio, docker, edits, podman, template
 from gpuruntime.engines.daemons import Daemon
@@ -61,7 +61,7 @@ class Engine:
     document: dict[str, Any] = field(default_factory=dict)
 
 
-def known(machine: Machine) -> list[Engine]:
+def installed_engines(machine: ExaminedMachine) -> list[Engine]:
     """Return the engines that are installed. That of the docker snap is none, see `is_snap`."""
     host = _host(machine)
     found = []
@@ -82,7 +82,7 @@ def known(machine: Machine) -> list[Engine]:
     return found + [_rootless(machine, process) for process in _rootless_daemons(machine)]
 
 
-def is_snap(machine: Machine) -> bool:
+def is_snap(machine: ExaminedMachine) -> bool:
     """Return whether docker is here from a snap alone."""
     try:
         config_paths.find("docker", _host(machine), "gpuruntime")
@@ -91,7 +91,7 @@ def is_snap(machine: Machine) -> bool:
     return False
 
 
-def _host(machine: Machine) -> config_paths.Host:
+def _host(machine: ExaminedMachine) -> config_paths.Host:
     daemons = []
     for process in processes.running(machine, "dockerd", "containerd", "crio"):
         name = {"dockerd": "docker"}.get(process.name, process.name)
@@ -105,7 +105,7 @@ def _host(machine: Machine) -> config_paths.Host:
     return config_paths.Host(machine.environ, 0, machine.exists, tuple(daemons))
 
 
-def _daemon(machine: Machine, engine: str) -> Process | None:
+def _daemon(machine: ExaminedMachine, engine: str) -> Process | None:
     found = [
         process
         for process in processes.running(machine, *DAEMONS.get(engine, ()))
@@ -116,7 +116,7 @@ def _daemon(machine: Machine, engine: str) -> Process | None:
     return found[0] if found else None
 
 
-def _drop_ins(machine: Machine, place: config_paths.Place) -> list[str]:
+def _drop_ins(machine: ExaminedMachine, place: config_paths.Place) -> list[str]:
     if place.family == "podman":
         return machine.glob(posixpath.dirname(place.drop_in), "*.conf")
     if place.family == "crio":
@@ -129,7 +129,7 @@ def _drop_ins(machine: Machine, place: config_paths.Place) -> list[str]:
 Reader = Callable[[Engine, Mapping[str, Any]], None]
 
 
-def _load(machine: Machine, engine: Engine, files: Sequence[str], reader: Reader) -> None:
+def _load(machine: ExaminedMachine, engine: Engine, files: Sequence[str], reader: Reader) -> None:
     for path in files:
         if not machine.exists(path):
             continue
@@ -151,7 +151,7 @@ def _load(machine: Machine, engine: Engine, files: Sequence[str], reader: Reader
             engine.runtimes[name] = program
 
 
-def _parse(machine: Machine, path: str) -> dict[str, Any]:
+def _parse(machine: ExaminedMachine, path: str) -> dict[str, Any]:
     text = machine.read(path)
     if text is None:
         raise BadFileError("is no file that can be read", "correct it")
@@ -160,7 +160,7 @@ def _parse(machine: Machine, path: str) -> dict[str, Any]:
     return edits.parse("toml", text)
 
 
-def _imported(machine: Machine, path: str, document: Mapping[str, Any]) -> Iterator[str]:
+def _imported(machine: ExaminedMachine, path: str, document: Mapping[str, Any]) -> Iterator[str]:
     patterns = document.get("imports")
     for pattern in patterns if isinstance(patterns, list) else ():
         absolute = posixpath.normpath(posixpath.join(posixpath.dirname(path), str(pattern)))
@@ -213,7 +213,7 @@ def _texts(value: object) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, list) else ()
 
 
-def _template(machine: Machine, engine: Engine, directory: str) -> None:
+def _template(machine: ExaminedMachine, engine: Engine, directory: str) -> None:
     """Read the templates in *directory*, and what k3s or RKE2 has made of them at its start."""
     made = Engine(engine.name, engine.restart)
     _load(machine, made, [f"{directory}/config.toml"], _containerd)
@@ -226,11 +226,11 @@ def _template(machine: Machine, engine: Engine, directory: str) -> None:
             engine.runtimes.update(_OF_TEMPLATE.findall(text))
 
 
-def _rootless_daemons(machine: Machine) -> list[Process]:
+def _rootless_daemons(machine: ExaminedMachine) -> list[Process]:
     return [process for process in processes.running(machine, "dockerd") if process.uid]
 
 
-def _rootless(machine: Machine, process: Process) -> Engine:
+def _rootless(machine: ExaminedMachine, process: Process) -> Engine:
     home = processes.home_of(machine, process.uid)
     path = process.option("--config-file") or f"{home}/.config/docker/daemon.json"
     engine = Engine(

@@ -7,10 +7,10 @@ import posixpath
 import re
 from collections.abc import Iterator
 
-from gpuruntime.cli.checks import driver, engine_files, processes, readers
+from gpuruntime.cli.checks import driver_checks, engine_files, processes, readers
 from gpuruntime.cli.checks.engine_files import Engine
+from gpuruntime.cli.checks.examined_machine import ExaminedMachine, modified
 from gpuruntime.cli.checks.finding import Note, fail, ok, warn
-from gpuruntime.cli.checks.machine import Machine, modified
 from gpuruntime.engines import config_paths, template
 
 _KUBELET = "/var/lib/kubelet"
@@ -22,13 +22,13 @@ _CLOCK_S = 0.02
 _MANY_FILES = 1 << 20
 
 
-def _ours(machine: Machine, engine: Engine) -> dict[str, str]:
+def _ours(machine: ExaminedMachine, engine: Engine) -> dict[str, str]:
     return {
         name: path for name, path in engine.runtimes.items() if path and _is_ours(machine, path)
     }
 
 
-def _is_ours(machine: Machine, path: str) -> bool:
+def _is_ours(machine: ExaminedMachine, path: str) -> bool:
     found = machine.find_program(path)
     return bool(found) and machine.is_ours(found)
 
@@ -41,19 +41,19 @@ def _is_of_gpus(name: str, path: str) -> bool:
     )
 
 
-def engines(machine: Machine) -> Iterator[Note]:
+def engines(machine: ExaminedMachine) -> Iterator[Note]:
     """See whether each engine knows us, and has been started since it was told."""
     if engine_files.is_snap(machine):
         error = config_paths.snap_refusal()
         yield fail(error.message, error.hint or "")
-    found = engine_files.known(machine)
+    found = engine_files.installed_engines(machine)
     for engine in found:
         yield from _engine(machine, engine)
     if not found:
         yield ok("no engine found")
 
 
-def _engine(machine: Machine, engine: Engine) -> Iterator[Note]:
+def _engine(machine: ExaminedMachine, engine: Engine) -> Iterator[Note]:
     if engine.problem:
         yield fail(f"{engine.name}: {engine.problem}", "correct the file")
         return
@@ -120,10 +120,12 @@ def _unknown(engine: Engine, configure: str) -> Iterator[Note]:
         yield warn(f"{engine.name} does not know our runtime{where}", configure)
 
 
-def pods(machine: Machine) -> Iterator[Note]:
+def pods(machine: ExaminedMachine) -> Iterator[Note]:
     """See whether pods get our runtime without asking, which plugins for devices need too."""
     serving = [
-        engine for engine in engine_files.known(machine) if engine.name in _SERVES_KUBERNETES
+        engine
+        for engine in engine_files.installed_engines(machine)
+        if engine.name in _SERVES_KUBERNETES
     ]
     if not (machine.is_directory(_KUBELET) and serving):
         yield ok("no kubelet here")
@@ -147,12 +149,12 @@ def pods(machine: Machine) -> Iterator[Note]:
             yield ok(f'pods get "{engine.default}" by default')
 
 
-def rootless(machine: Machine) -> Iterator[Note]:
+def rootless(machine: ExaminedMachine) -> Iterator[Note]:
     """See what engines of users without root lack, beside what the other checks say."""
     docker_versions = [item for item in readers.installed(machine) if item.name == "docker"]
     is_default = any(_number(item.version) >= (28, 2) for item in docker_versions)
     told = False
-    for engine in engine_files.known(machine):
+    for engine in engine_files.installed_engines(machine):
         if not engine.name.startswith("docker of"):
             continue
         told = True
@@ -173,14 +175,14 @@ def _number(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
-def swarm(machine: Machine) -> Iterator[Note]:
+def swarm(machine: ExaminedMachine) -> Iterator[Note]:
     """See whether docker's node resources name GPUs that there are, and we look for them."""
     uuids = []
-    for bus_id in machine.names(driver.GPUS):
-        text = machine.read(f"{driver.GPUS}/{bus_id}/information") or ""
+    for bus_id in machine.names(driver_checks.GPUS):
+        text = machine.read(f"{driver_checks.GPUS}/{bus_id}/information") or ""
         uuids += re.findall(r"^GPU UUID:\s*(\S+)", text, re.MULTILINE)
     told = False
-    for engine in engine_files.known(machine):
+    for engine in engine_files.installed_engines(machine):
         resources = engine.document.get("node-generic-resources")
         for item in resources if isinstance(resources, list) else ():
             name, _, value = str(item).partition("=")
@@ -203,7 +205,7 @@ def swarm(machine: Machine) -> Iterator[Note]:
     yield ok("what docker offers to a swarm is here" if told else "no GPUs offered to a swarm")
 
 
-def builds(machine: Machine) -> Iterator[Note]:
+def builds(machine: ExaminedMachine) -> Iterator[Note]:
     """See whether somebody expects GPUs in image builds from our runtime."""
     for path in _BUILDKIT:
         found = re.search(r'^\s*binary\s*=\s*"([^"]+)"', machine.read(path) or "", re.MULTILINE)
@@ -217,7 +219,7 @@ def builds(machine: Machine) -> Iterator[Note]:
     yield ok("none is told to use our runtime")
 
 
-def limits(machine: Machine) -> Iterator[Note]:
+def limits(machine: ExaminedMachine) -> Iterator[Note]:
     """See whether containers inherit a limit of open files that makes the driver's tools slow."""
     told = False
     for process in processes.running(machine, "dockerd", "containerd", "crio", "k3s-server"):
@@ -229,7 +231,7 @@ def limits(machine: Machine) -> Iterator[Note]:
                 "go through them all at each start",
                 f'set "LimitNOFILE=1048576" in a drop-in of {process.name}\'s service',
             )
-    for engine in engine_files.known(machine):
+    for engine in engine_files.installed_engines(machine):
         limits_ = engine.document.get("default-ulimits")
         nofile = limits_.get("nofile") if isinstance(limits_, dict) else None
         hard = nofile.get("Hard") if isinstance(nofile, dict) else None

@@ -10,10 +10,10 @@ import stat
 from collections.abc import Iterator
 
 from gpuruntime.cli import system_devices as devices
-from gpuruntime.cli.checks import driver
+from gpuruntime.cli.checks import driver_checks
+from gpuruntime.cli.checks.examined_machine import ExaminedMachine
 from gpuruntime.cli.checks.finding import FAIL, WARN, Note, fail, ok, warn
-from gpuruntime.cli.checks.machine import Machine
-from gpuruntime.cli.system_devices import Device
+from gpuruntime.cli.system_devices import PlannedNode
 from gpuruntime.discover.device_nodes import REQUIRED
 from gpuruntime.errors import GpuRuntimeError
 from gpuruntime.plan import hook_programs
@@ -28,7 +28,7 @@ _ALL_READ = 0o004
 _USUAL_MODE = "438"
 
 
-def _wanted(machine: Machine) -> list[Device]:
+def _wanted(machine: ExaminedMachine) -> list[PlannedNode]:
     """Return the nodes that there are to be, but for those of MIG devices and lacking modules."""
     known = devices.majors(machine.read("/proc/devices") or "")
     minors = devices.gpu_minors(machine.path("/proc"))
@@ -42,9 +42,9 @@ def _wanted(machine: Machine) -> list[Device]:
         return found
 
 
-def nodes(machine: Machine) -> Iterator[Note]:
+def nodes(machine: ExaminedMachine) -> Iterator[Note]:
     """See whether the nodes of the GPUs and the control nodes are there, and the driver's own."""
-    if not driver.loaded(machine):
+    if not driver_checks.loaded(machine):
         yield ok("none to look for: no driver is loaded")
         return
     dev = machine.dev()
@@ -84,7 +84,7 @@ def _numbers(status: os.stat_result) -> str:
     return f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
 
 
-def _there(machine: Machine) -> list[tuple[str, os.stat_result]]:
+def _there(machine: ExaminedMachine) -> list[tuple[str, os.stat_result]]:
     """Return path and status of the driver's nodes that are there, MIG's included."""
     dev = machine.dev()
     paths = machine.glob(dev, "nvidia*") + machine.glob(f"{dev}/nvidia-caps", "nvidia-cap*")
@@ -92,7 +92,7 @@ def _there(machine: Machine) -> list[tuple[str, os.stat_result]]:
     return [(path, status) for path, status in found if status and stat.S_ISCHR(status.st_mode)]
 
 
-def modes(machine: Machine) -> Iterator[Note]:
+def modes(machine: ExaminedMachine) -> Iterator[Note]:
     """See who may open the nodes."""
     found = [
         (path, status)
@@ -117,7 +117,7 @@ def modes(machine: Machine) -> Iterator[Note]:
     yield ok("all users may open them" if found else "no nodes")
 
 
-def dev_char(machine: Machine) -> Iterator[Note]:
+def dev_char(machine: ExaminedMachine) -> Iterator[Note]:
     """See whether systemd finds the nodes, which it does by links in /dev/char."""
     found = _there(machine)
     lost = []
@@ -137,7 +137,7 @@ def dev_char(machine: Machine) -> Iterator[Note]:
     yield ok(f"{len(found)} nodes have their links" if found else "no nodes")
 
 
-def cgroup_manager(machine: Machine) -> str:
+def cgroup_manager(machine: ExaminedMachine) -> str:
     """Return why containers here are systemd's, "" if nothing says so."""
     if not machine.is_directory("/run/systemd/system"):
         return ""
@@ -154,9 +154,9 @@ def cgroup_manager(machine: Machine) -> str:
     return ""
 
 
-def params(machine: Machine) -> Iterator[Note]:
+def params(machine: ExaminedMachine) -> Iterator[Note]:
     """See what the driver is told about making nodes, and whether containers can be kept off."""
-    if not driver.loaded(machine):
+    if not driver_checks.loaded(machine):
         yield ok("none: no driver is loaded")
         return
     text = machine.read(PARAMS)
@@ -182,13 +182,13 @@ def params(machine: Machine) -> Iterator[Note]:
         yield ok(f"nodes are made with mode {int(mode):04o}, as NVreg_DeviceFileMode says")
 
 
-def _has_hook(machine: Machine) -> bool:
+def _has_hook(machine: ExaminedMachine) -> bool:
     configured = machine.config["nvidia-ctk.path"]
     name = configured if configured.startswith("/") else hook_programs.HOOK
     return bool(machine.find_program(name) or machine.beside(name))
 
 
-def mig(machine: Machine) -> Iterator[Note]:
+def mig(machine: ExaminedMachine) -> Iterator[Note]:
     """See whether each MIG instance has the node that grants it."""
     proc = machine.path("/proc")
     names = devices.existing_instances(proc)

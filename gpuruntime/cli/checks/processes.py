@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuruntime.cli.checks.machine import Machine
+from gpuruntime.cli.checks.examined_machine import ExaminedMachine
 
 _STARTED_AT = 19  # of /proc/PID/stat, behind the name: field 22
 _TICKS_A_SECOND = 100  # USER_HZ, the same on every architecture that Linux has containers for
@@ -41,12 +41,12 @@ class Process:
         return ""
 
 
-def running(machine: Machine, *names: str) -> list[Process]:
+def running(machine: ExaminedMachine, *names: str) -> list[Process]:
     """Return the processes that the kernel, or the first word of their command, calls so."""
     return [process for process in _all(machine) if process.name in names]
 
 
-def _all(machine: Machine) -> Iterator[Process]:
+def _all(machine: ExaminedMachine) -> Iterator[Process]:
     ours = machine.link("/proc/self/ns/mnt")
     boot = _boot_time(machine)
     for entry in machine.names("/proc"):
@@ -71,7 +71,7 @@ def _all(machine: Machine) -> Iterator[Process]:
         )
 
 
-def _boot_time(machine: Machine) -> float:
+def _boot_time(machine: ExaminedMachine) -> float:
     """Return when the host started: exactly for this one, to the second for another."""
     if machine.is_live:
         return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -79,7 +79,7 @@ def _boot_time(machine: Machine) -> float:
     return float(found[1]) if found else 0.0
 
 
-def open_files(machine: Machine, process: Process) -> int | None:
+def open_files(machine: ExaminedMachine, process: Process) -> int | None:
     """Return how many files *process* may open, None if that cannot be told."""
     limits = machine.read(f"/proc/{process.pid}/limits") or ""
     found = re.search(r"^Max open files\s+(\S+)", limits, re.MULTILINE)
@@ -88,7 +88,7 @@ def open_files(machine: Machine, process: Process) -> int | None:
     return int(found[1]) if found[1].isdigit() else 1 << 63
 
 
-def is_held(machine: Machine, path: str) -> bool:
+def is_held(machine: ExaminedMachine, path: str) -> bool:
     """Return whether some process listens on the socket *path*."""
     names = {path, posixpath.normpath(machine.real(path) or path)}
     if path.startswith("/run/"):
@@ -97,7 +97,7 @@ def is_held(machine: Machine, path: str) -> bool:
     return any(line.split(" ")[-1] in names for line in lines)
 
 
-def home_of(machine: Machine, uid: int) -> str:
+def home_of(machine: ExaminedMachine, uid: int) -> str:
     """Return the home of the user *uid*, "" if unknown."""
     for line in (machine.read("/etc/passwd") or "").splitlines():
         fields = line.split(":")

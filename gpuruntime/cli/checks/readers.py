@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuruntime.cli.checks.machine import Machine
+from gpuruntime.cli.checks.examined_machine import ExaminedMachine
 
 Version = tuple[int, ...]
 # Program, names of packages, and from which release on it reads which version of specs; () is
@@ -82,7 +82,7 @@ class Reader:
         return bool(self.newest) and _parse(cdi_version.removeprefix("v")) <= self.newest
 
 
-def installed(machine: Machine) -> Iterator[Reader]:
+def installed(machine: ExaminedMachine) -> Iterator[Reader]:
     """Give the engines that are installed, and whose version can be told."""
     packages = dict(_packages(machine))
     for name, (program, names, table) in _ENGINES.items():
@@ -95,12 +95,12 @@ def installed(machine: Machine) -> Iterator[Reader]:
             yield Reader(name, version, fitting[-1] if fitting else _NEVER)
 
 
-def packages_of(machine: Machine, names: tuple[str, ...]) -> dict[str, str]:
+def packages_of(machine: ExaminedMachine, names: tuple[str, ...]) -> dict[str, str]:
     """Return the versions of those packages *names* that are installed."""
     return {name: version for name, version in _packages(machine) if name in names}
 
 
-def _of_program(machine: Machine, program: str) -> str:
+def _of_program(machine: ExaminedMachine, program: str) -> str:
     """Return the version that *program* says, "" if it is not there or says none."""
     path = machine.find_program(program)
     if not path:
@@ -114,7 +114,7 @@ def _parse(text: str) -> Version:
     return tuple(int(part) for part in found.groups() if part) if found else ()
 
 
-def _packages(machine: Machine) -> Iterator[tuple[str, str]]:
+def _packages(machine: ExaminedMachine) -> Iterator[tuple[str, str]]:
     """Give name and version of each package of dpkg, apk and pacman, without their epochs."""
     text = machine.read("/var/lib/dpkg/status", 64 << 20) or ""
     for paragraph in text.split("\n\n"):

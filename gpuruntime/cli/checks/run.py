@@ -9,15 +9,15 @@ import signal
 from collections.abc import Callable, Iterable, Mapping
 
 from gpuruntime import child_process
+from gpuruntime.cli.checks.examined_machine import ExaminedMachine
 from gpuruntime.cli.checks.finding import FAIL, Finding, Note, combine
-from gpuruntime.cli.checks.machine import Machine
 from gpuruntime.errors import GpuRuntimeError, bug
 
-Check = Callable[[Machine], Iterable[Note]]
+Check = Callable[[ExaminedMachine], Iterable[Note]]
 _ANSWER_BYTES = 8 << 20
 
 
-def run(checks: Mapping[str, Check], machine: Machine, deadline_s: float) -> list[Finding]:
+def run(checks: Mapping[str, Check], machine: ExaminedMachine, deadline_s: float) -> list[Finding]:
     """Return what *checks* find on *machine*, in their order; each has *deadline_s* in all.
 
     A check that raises, dies or hangs is a failure of its own name. To be called where there is
@@ -31,11 +31,11 @@ def run(checks: Mapping[str, Check], machine: Machine, deadline_s: float) -> lis
     return [_finding(name, outcome, deadline_s) for name, outcome in zip(checks, outcomes)]
 
 
-def _start(name: str, check: Check, machine: Machine) -> child_process.Child:
+def _start(name: str, check: Check, machine: ExaminedMachine) -> child_process.Child:
     return child_process.fork(lambda fd: _answer(name, check, machine, fd))
 
 
-def _answer(name: str, check: Check, machine: Machine, fd: int) -> int:
+def _answer(name: str, check: Check, machine: ExaminedMachine, fd: int) -> int:
     """Be the child: write the finding, and return the exit status."""
     result = _examine(name, check, machine)
     data = json.dumps([result.status, result.what, result.action]).encode()
@@ -44,7 +44,7 @@ def _answer(name: str, check: Check, machine: Machine, fd: int) -> int:
     return 0
 
 
-def _examine(name: str, check: Check, machine: Machine) -> Finding:
+def _examine(name: str, check: Check, machine: ExaminedMachine) -> Finding:
     try:
         return combine(name, check(machine)).without(machine.root)
     except GpuRuntimeError as error:

@@ -16,9 +16,9 @@ from gpuruntime import config as settings
 from gpuruntime import probes
 from gpuruntime.cli import stamp
 from gpuruntime.cli import system_devices as devices
-from gpuruntime.cli.checks import driver, engine_files, readers
+from gpuruntime.cli.checks import driver_checks, engine_files, readers
+from gpuruntime.cli.checks.examined_machine import ExaminedMachine
 from gpuruntime.cli.checks.finding import Note, fail, ok, warn
-from gpuruntime.cli.checks.machine import Machine
 from gpuruntime.formats import driver_version
 from gpuruntime.trusted_files import may_trust
 
@@ -41,7 +41,7 @@ VERSIONED = ("libcuda.so.", "libnvidia-ml.so.")
 _MAX_NAMED = 3
 
 
-def known(machine: Machine) -> Registry:
+def load_specs(machine: ExaminedMachine) -> Registry:
     """Return the specs of the configured directories, by the paths that they have for us."""
     return registry.load(
         [_place(machine, path) for path in machine.config.spec_dirs],
@@ -50,14 +50,14 @@ def known(machine: Machine) -> Registry:
     )
 
 
-def _place(machine: Machine, directory: str) -> str:
+def _place(machine: ExaminedMachine, directory: str) -> str:
     """Return where *directory* is for us; in a tree, links on the way are not to lead out."""
     if machine.is_live:
         return directory
     return machine.path(machine.real(directory) or directory)
 
 
-def _name(machine: Machine, path: str) -> str:
+def _name(machine: ExaminedMachine, path: str) -> str:
     """Return the path that *path* of ours has on the machine."""
     return path if machine.is_live else path.removeprefix(machine.root)
 
@@ -68,7 +68,7 @@ def _refresh(path: str, *options: str) -> str:
     return f'run "{" ".join(words if path in _OUTPUT else [*words, "--output", path])}"'
 
 
-def ours(machine: Machine, specs: Registry) -> list[tuple[str, Spec]]:
+def ours(machine: ExaminedMachine, specs: Registry) -> list[tuple[str, Spec]]:
     """Return path and document of the specs of NVIDIA's kinds."""
     vendor = machine.config.default_kind.partition("/")[0]
     return [
@@ -78,7 +78,7 @@ def ours(machine: Machine, specs: Registry) -> list[tuple[str, Spec]]:
     ]
 
 
-def directories(machine: Machine) -> Iterator[Note]:
+def directories(machine: ExaminedMachine) -> Iterator[Note]:
     """See whether specs are where engines look, and those directories can be read by them."""
     wanted = machine.config.spec_dirs
     yield from _elsewhere(machine, wanted)
@@ -100,7 +100,7 @@ def directories(machine: Machine) -> Iterator[Note]:
                 f'"{directory}" has mode {mode:04o}: engines without root cannot read it',
                 f'run "chmod 755 {directory}"',
             )
-    for engine in engine_files.known(machine):
+    for engine in engine_files.installed_engines(machine):
         missing = [path for path in _with_specs(machine) if not _reads(engine.spec_dirs, path)]
         if engine.spec_dirs and missing:
             yield fail(
@@ -111,7 +111,7 @@ def directories(machine: Machine) -> Iterator[Note]:
     yield ok(", ".join(wanted))
 
 
-def _with_specs(machine: Machine) -> list[str]:
+def _with_specs(machine: ExaminedMachine) -> list[str]:
     return [
         path
         for path in machine.config.spec_dirs
@@ -124,7 +124,7 @@ def _reads(spec_dirs: Sequence[str], path: str) -> bool:
     return same.get(path, path) in {same.get(item, item) for item in spec_dirs}
 
 
-def _elsewhere(machine: Machine, wanted: Sequence[str]) -> Iterator[Note]:
+def _elsewhere(machine: ExaminedMachine, wanted: Sequence[str]) -> Iterator[Note]:
     places = {machine.real(path) for path in wanted}
     for directory in (*_NOWHERE, "/run/cdi", "/var/run/cdi"):
         if directory in wanted or machine.real(directory) in places:
@@ -137,9 +137,9 @@ def _elsewhere(machine: Machine, wanted: Sequence[str]) -> Iterator[Note]:
             )
 
 
-def files(machine: Machine) -> Iterator[Note]:
+def files(machine: ExaminedMachine) -> Iterator[Note]:
     """See whether each spec can be used: its name, its content, who may read and write it."""
-    specs = known(machine)
+    specs = load_specs(machine)
     for path, errors in specs.errors.items():
         error = errors[0]
         yield fail(
@@ -161,7 +161,7 @@ def files(machine: Machine) -> Iterator[Note]:
         yield ok(text)
 
 
-def _file(machine: Machine, path: str) -> Iterator[Note]:
+def _file(machine: ExaminedMachine, path: str) -> Iterator[Note]:
     status, link = machine.status(path), machine.link(path)
     if path.endswith(".yml"):
         yield warn(
@@ -180,9 +180,9 @@ def _file(machine: Machine, path: str) -> Iterator[Note]:
         )
 
 
-def fresh(machine: Machine) -> Iterator[Note]:
+def fresh(machine: ExaminedMachine) -> Iterator[Note]:
     """See whether the specs are of the driver, the nodes and the MIG devices that there are."""
-    found = ours(machine, known(machine))
+    found = ours(machine, load_specs(machine))
     for path, spec in found:
         yield from _stale(machine, _name(machine, path), spec)
         if machine.is_live:
@@ -198,8 +198,8 @@ def _edits(spec: Spec) -> list[Edits]:
     return [own, *(device["containerEdits"] for device in spec["devices"])]
 
 
-def _stale(machine: Machine, path: str, spec: Spec) -> Iterator[Note]:
-    loaded = driver.loaded(machine)
+def _stale(machine: ExaminedMachine, path: str, spec: Spec) -> Iterator[Note]:
+    loaded = driver_checks.loaded(machine)
     gone = []
     for mount in (mount for edits in _edits(spec) for mount in edits.get("mounts") or ()):
         source = mount["hostPath"]
@@ -242,7 +242,7 @@ def _changed(path: str) -> Iterator[Note]:
         )
 
 
-def _migs(machine: Machine, specs: Sequence[Spec], refresh: str) -> Iterator[Note]:
+def _migs(machine: ExaminedMachine, specs: Sequence[Spec], refresh: str) -> Iterator[Note]:
     """Compare the MIG devices of *specs* with those that there are, by the nodes of both."""
     minors = devices.mig_minors(machine.read("/proc/driver/nvidia-caps/mig-minors") or "")
     there = [
@@ -272,10 +272,10 @@ def _short(capability: str) -> str:
     return capability.removesuffix("/access")
 
 
-def readable(machine: Machine) -> Iterator[Note]:
+def readable(machine: ExaminedMachine) -> Iterator[Note]:
     """See whether the installed engines know the versions that the specs are written in."""
     engines = list(readers.installed(machine))
-    for path, spec in ours(machine, known(machine)):
+    for path, spec in ours(machine, load_specs(machine)):
         for engine in engines:
             if engine.newest and not engine.reads(spec["cdiVersion"]):
                 newest = ".".join(map(str, engine.newest))
@@ -304,10 +304,10 @@ def _because(spec: Spec) -> str:
     return f" ({dropped[0]})" if dropped else ""
 
 
-def hooks(machine: Machine) -> Iterator[Note]:
+def hooks(machine: ExaminedMachine) -> Iterator[Note]:
     """See whether the specs' hooks can be run, and do not run with a container's variables."""
     count = 0
-    for file in known(machine).files:
+    for file in load_specs(machine).files:
         where = _name(machine, file.path)
         for edits in _edits(file.spec) if file.spec is not None else ():
             for hook in edits.get("hooks") or ():
@@ -316,7 +316,7 @@ def hooks(machine: Machine) -> Iterator[Note]:
     yield ok(f"{count} hook(s)")
 
 
-def _hook(machine: Machine, where: str, hook: Hook) -> Iterator[Note]:
+def _hook(machine: ExaminedMachine, where: str, hook: Hook) -> Iterator[Note]:
     path = hook["path"]
     if hook.get("hookName") != "startContainer" and not machine.is_program(path):
         yield fail(
@@ -332,7 +332,7 @@ def _hook(machine: Machine, where: str, hook: Hook) -> Iterator[Note]:
     yield from _ldconfig(machine, where, hook.get("args") or [])
 
 
-def _ldconfig(machine: Machine, where: str, words: Sequence[str]) -> Iterator[Note]:
+def _ldconfig(machine: ExaminedMachine, where: str, words: Sequence[str]) -> Iterator[Note]:
     for index, word in enumerate(words):
         option, equals, value = word.partition("=")
         if option != "--ldconfig-path":

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from gpuruntime.cli import system_devices as devices
 from gpuruntime.cli.checks import processes
+from gpuruntime.cli.checks.examined_machine import ExaminedMachine
 from gpuruntime.cli.checks.finding import Note, ok, warn
-from gpuruntime.cli.checks.machine import Machine
 
 _SELINUX = "/sys/fs/selinux"
 _BOOLEAN = "container_use_devices"
@@ -21,7 +21,7 @@ _EXPORTER_VARIABLE = "KUBERNETES_VIRTUAL_GPUS"
 _DEB = re.compile(r"^\s*deb(?:-src)?\s+(?:\[([^\]]*)\]\s+)?(\S+)\s+(\S+)", re.MULTILINE)
 
 
-def selinux(machine: Machine) -> Iterator[Note]:
+def selinux(machine: ExaminedMachine) -> Iterator[Note]:
     """See whether SELinux lets containers use devices."""
     enforcing = (machine.read(f"{_SELINUX}/enforce") or "").strip()
     if not enforcing:
@@ -45,7 +45,7 @@ def selinux(machine: Machine) -> Iterator[Note]:
         )
 
 
-def sharing(machine: Machine) -> Iterator[Note]:
+def sharing(machine: ExaminedMachine) -> Iterator[Note]:
     """See how containers share GPUs: by MIG, by MPS, or each with all of the memory."""
     daemons = processes.running(machine, "nvidia-cuda-mps-control")
     for directory in _MPS:
@@ -72,7 +72,7 @@ def sharing(machine: Machine) -> Iterator[Note]:
         yield ok("no MIG device and no MPS: containers with the same GPU share all of its memory")
 
 
-def metrics(machine: Machine) -> Iterator[Note]:
+def metrics(machine: ExaminedMachine) -> Iterator[Note]:
     """See whether metrics of shared GPUs can be told apart by pod."""
     exporters = processes.running(machine, "dcgm-exporter")
     if not exporters:
@@ -95,7 +95,7 @@ def metrics(machine: Machine) -> Iterator[Note]:
             )
 
 
-def packages(machine: Machine) -> Iterator[Note]:
+def packages(machine: ExaminedMachine) -> Iterator[Note]:
     """See whether two sources of packages are in conflict, so that nothing can be updated."""
     seen: dict[tuple[str, str], tuple[str, str]] = {}
     count = 0

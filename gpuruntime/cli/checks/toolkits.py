@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 from gpuruntime import config as settings
 from gpuruntime.cli.checks import engine_files, readers
+from gpuruntime.cli.checks.examined_machine import ExaminedMachine
 from gpuruntime.cli.checks.finding import Note, fail, ok, warn
-from gpuruntime.cli.checks.machine import Machine
 from gpuruntime.configfile import check
 from gpuruntime.configfile import file as files
 from gpuruntime.errors import ConfigError
@@ -43,7 +43,7 @@ START_MODULES = (
 _PYTHON = re.compile(rb"/[\x21-\x7e]{1,200}/python3[0-9.]*(?=\0)")
 
 
-def config(machine: Machine) -> Iterator[Note]:
+def config(machine: ExaminedMachine) -> Iterator[Note]:
     """Check the config.toml in force, as `config check` does."""
     path = machine.config_path()
     if not path:
@@ -67,7 +67,7 @@ def config(machine: Machine) -> Iterator[Note]:
     yield ok(f'"{path}"')
 
 
-def ldconfig(machine: Machine) -> Iterator[Note]:
+def ldconfig(machine: ExaminedMachine) -> Iterator[Note]:
     """See whether the ldconfig that config.toml names is there."""
     value = machine.config[_LDCONFIG]
     path = value.removeprefix("@")
@@ -86,7 +86,7 @@ def ldconfig(machine: Machine) -> Iterator[Note]:
         yield ok(f'"{value}"')
 
 
-def toolkits(machine: Machine) -> Iterator[Note]:
+def toolkits(machine: ExaminedMachine) -> Iterator[Note]:
     """See whether there is another toolkit, whether it is a broken one, and who is called."""
     packages = readers.packages_of(machine, _PACKAGES)
     programs = [
@@ -114,7 +114,7 @@ def toolkits(machine: Machine) -> Iterator[Note]:
     ours = machine.find_program(RUNTIME) or machine.beside(RUNTIME)
     both = [
         engine.name
-        for engine in engine_files.known(machine)
+        for engine in engine_files.installed_engines(machine)
         if len({_kind(machine, path) for path in engine.runtimes.values()} - {""}) > 1
     ]
     if both:
@@ -133,7 +133,7 @@ def toolkits(machine: Machine) -> Iterator[Note]:
         yield ok(f"{name} is installed, and our runtime is not")
 
 
-def _kind(machine: Machine, path: str) -> str:
+def _kind(machine: ExaminedMachine, path: str) -> str:
     found = machine.find_program(path) if path else ""
     if not found:
         return ""
@@ -142,7 +142,7 @@ def _kind(machine: Machine, path: str) -> str:
     return "incumbent" if os.path.basename(path).startswith(_INCUMBENT) else ""
 
 
-def loop(machine: Machine) -> Iterator[Note]:
+def loop(machine: ExaminedMachine) -> Iterator[Note]:
     """See whether the low-level runtime is one, and not we ourselves."""
     skipped = []
     for candidate in machine.config.runtimes:
@@ -176,7 +176,7 @@ def loop(machine: Machine) -> Iterator[Note]:
     yield fail(what, 'install runc, or name one in "nvidia-container-runtime.runtimes"')
 
 
-def namespace(machine: Machine) -> Iterator[Note]:
+def namespace(machine: ExaminedMachine) -> Iterator[Note]:
     """See whether the host is itself a container of somebody, which limits what can be done."""
     fields = (machine.read("/proc/self/uid_map") or "").split()
     if fields[:3] == ["0", "0", "4294967295"] or not fields:
@@ -195,7 +195,7 @@ def namespace(machine: Machine) -> Iterator[Note]:
         yield ok(f"{where}: nodes can only be those that the host has made")
 
 
-def snapshot(machine: Machine) -> Iterator[Note]:
+def snapshot(machine: ExaminedMachine) -> Iterator[Note]:
     """See whether containers can start from what was found before, or each asks the driver."""
     directory = RUN_DIRECTORY
     status = machine.status(directory)
@@ -215,7 +215,7 @@ def snapshot(machine: Machine) -> Iterator[Note]:
         yield ok(f'"{directory}/{SNAPSHOT}", made once for all containers')
 
 
-def _fits(machine: Machine) -> bool:
+def _fits(machine: ExaminedMachine) -> bool:
     root = machine.config.driver_root or "/"
     return InventorySnapshot(root, _never, 0).read() is not None
 
@@ -224,7 +224,7 @@ def _never() -> object:
     raise AssertionError
 
 
-def bytecode(machine: Machine) -> Iterator[Note]:
+def bytecode(machine: ExaminedMachine) -> Iterator[Note]:
     """See whether the modules of the start path are compiled for the interpreter that runs them.
 
     Without that each container's start compiles them again.
@@ -259,7 +259,7 @@ def bytecode(machine: Machine) -> Iterator[Note]:
 _TELL_TAG = "import sys;print(sys.implementation.cache_tag)"
 
 
-def _interpreter(machine: Machine, launcher: str) -> str:
+def _interpreter(machine: ExaminedMachine, launcher: str) -> str:
     """Return the interpreter that *launcher* starts: it has its path, and that of the CLI's."""
     found = _PYTHON.findall(machine.read_bytes(launcher) or b"")
     paths = [os.fsdecode(path) for path in found]

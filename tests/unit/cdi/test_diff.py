@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from property import cdi_documents
 
 from cdi import document, generate, yamlio
-from cdi.diff import Change, compare
+from cdi.diff import SpecChange, compare
 
 VALID = st.integers(0, 2**32).map(lambda seed: cdi_documents.valid(random.Random(seed)))
 
@@ -147,7 +147,7 @@ def test_the_spec_and_its_devices() -> None:
         '+ device "e"',
         '+ device "f"',
     ]
-    assert compare(old, new)[4] == Change("removed", 'device "d"', "", old["devices"][0], None)
+    assert compare(old, new)[4] == SpecChange("removed", 'device "d"', "", old["devices"][0], None)
     third = copy.deepcopy(new)
     third["devices"][1]["annotations"] = {"a": "c"}
     assert lines(new, third) == ['~ device "f": annotation "a": "b" -> "c"']
@@ -215,7 +215,7 @@ def test_nothing_is_missed(one: Any, other: Any, is_near: bool) -> None:
     assert compare(one, one) == []
     back = {"added": "removed", "removed": "added"}
     reverse = [
-        Change(back.get(c.what, c.what), c.where, c.item, c.new, c.old)  # type: ignore[arg-type]
+        SpecChange(back.get(c.what, c.what), c.where, c.item, c.new, c.old)  # type: ignore[arg-type]
         for c in changes
     ]
     found = compare(other, one)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cdi import document, validate
-from cdi.validate import Finding
+from cdi.validate import SpecFinding
 
 TREE = Path(__file__).parents[3]
 CASES = [json.loads(p.read_text()) for p in sorted((TREE / "tests/data/cdi").glob("*.json"))]
@@ -104,7 +104,7 @@ extra: 1
         (12, "empty-edits", "devices[2].containerEdits"),
         (13, "unknown-field", "extra"),
     ]
-    assert Finding(
+    assert SpecFinding(
         4,
         "warning",
         "converted-scalar",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpuruntime.errors import BundleError, RequestError
-from gpuruntime.formats.ldcache_merge import ABI_FLAGS, Entry
+from gpuruntime.formats.ldcache_merge import ABI_FLAGS, CacheEntry
 from gpuruntime.model import Driver, Library
 from gpuruntime.plan import gpu_edits as generator
 from gpuruntime.system.compat import CudaCompat
@@ -51,8 +51,8 @@ def test_operations_come_in_the_order_links_cache_mask() -> None:
         Link("/d/liba.so", "liba.so.1"),
         LoaderCache(
             (
-                Entry("liba.so.1", "/d/liba.so.1", NATIVE),
-                Entry("liba.so", "/d/liba.so", NATIVE),
+                CacheEntry("liba.so.1", "/d/liba.so.1", NATIVE),
+                CacheEntry("liba.so", "/d/liba.so", NATIVE),
             )
         ),
         MaskParams(),
@@ -86,7 +86,7 @@ def test_every_step_in_its_order() -> None:
     assert operations == [
         Link("/d/liba.so.1", "liba.so.1.2"),
         DeviceLink("/dev/dri/by-path/x:y", "../card0"),
-        LoaderCache((Entry("liba.so.1", "/d/liba.so.1", NATIVE),), CudaCompat("550.54")),
+        LoaderCache((CacheEntry("liba.so.1", "/d/liba.so.1", NATIVE),), CudaCompat("550.54")),
         MaskParams(),
         ApplicationProfile(),
         Chmod("/dev/dri", 0o755),
@@ -97,7 +97,7 @@ def test_every_step_in_its_order() -> None:
 
 def test_ahead_of_the_container_s_mounts_only_its_own_files_are_written() -> None:
     """What is on a mount is not there yet; and nothing is mounted on the host."""
-    entry = Entry("liba.so.1", "/d/liba.so.1", NATIVE)
+    entry = CacheEntry("liba.so.1", "/d/liba.so.1", NATIVE)
     assert plan(
         ["--ahead", "--chmod", "755::/dev/dri", "--application-profile", "--mask-params",
          "--library=liba.so.1::/d/liba.so.1.2::x86-64", "--cuda-compat", "550.54",

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpuruntime import config
-from gpuruntime.configfile import options
+from gpuruntime.configfile import option_table
 
 TREE = Path(__file__).parents[4]
 MODE = "nvidia-container-runtime.mode"
@@ -125,7 +125,7 @@ def test_the_default_file_is_right(tmp_path: Path, command: str) -> None:
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o755
     assert run("check", "-c", path).stderr == "0 problems\n"
     assert run(command).stdout == path.read_text()
-    differ = set(path.read_text().splitlines()) ^ set(options.example().splitlines())
+    differ = set(path.read_text().splitlines()) ^ set(option_table.example().splitlines())
     assert all("ldconfig" in line or "root:video" in line for line in differ)
 
 
@@ -192,7 +192,9 @@ def test_show_prints_values_and_where_they_are_from(incumbent: Path) -> None:
     assert done.stdout.splitlines()[0] == f"# {incumbent}"
     assert f'{MODE} = "auto"  # file\n' in done.stdout
     assert 'missing-gpu = "error"  # default\n' in done.stdout
-    shown = {options.to_key(k): v for k, v in options.flatten(tomllib.loads(done.stdout))}
+    shown = {
+        option_table.to_key(k): v for k, v in option_table.flatten(tomllib.loads(done.stdout))
+    }
     assert shown == {k: v for k, v in config.DEFAULTS.items() if v is not None}
     found = json.loads(run("show", "--json", "-c", incumbent).stdout)
     assert found["file"] == str(incumbent)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from gpuruntime.cli.checks import finding, readers
+from gpuruntime.cli.checks.check_table import CHECKS
+from gpuruntime.cli.checks.examined_machine import ExaminedMachine
 from gpuruntime.cli.checks.finding import Finding, Note, combine, exit_status
-from gpuruntime.cli.checks.machine import Machine
-from gpuruntime.cli.checks.table import CHECKS
 from gpuruntime.errors import ConfigError
 
 TREE = Path(__file__).parents[4]
@@ -77,7 +77,7 @@ def test_what_engines_read(
         f"Package: {package}\nStatus: install ok installed\nVersion: {version}\n\n"
         "Package: podman\nStatus: deinstall ok config-files\nVersion: 9.9.9\n\n"
     )
-    (found,) = readers.installed(Machine(str(tmp_path)))
+    (found,) = readers.installed(ExaminedMachine(str(tmp_path)))
     assert found.newest == newest
     assert found.reads("0.3.0") == (newest != ())
     assert not found.reads("1.1.0")
@@ -94,7 +94,7 @@ def test_other_package_managers(tmp_path: Path, path: str, text: str) -> None:
     """Alpine and Arch."""
     (tmp_path / path).parent.mkdir(parents=True)
     (tmp_path / path).write_text(text)
-    (found,) = readers.installed(Machine(str(tmp_path)))
+    (found,) = readers.installed(ExaminedMachine(str(tmp_path)))
     assert (found.name, found.newest) == ("podman", (0, 5, 0))
 
 
@@ -104,14 +104,14 @@ def test_a_tree_is_read_as_its_own_root(tmp_path: Path) -> None:
     (tmp_path / "etc/passwd").write_text("theirs")
     (tmp_path / "link").symlink_to("/etc/passwd")
     (tmp_path / "up").symlink_to("../../../../../../etc/hostname")
-    machine = Machine(str(tmp_path))
+    machine = ExaminedMachine(str(tmp_path))
     assert machine.read("/link") == "theirs"
     assert machine.read("/up") is None
     assert machine.real("/link") == "/etc/passwd"
     assert machine.read("/etc") is None
     assert machine.output("/bin/echo", "--version") == ""
     with pytest.raises(ConfigError):
-        Machine(str(tmp_path / "etc/passwd"))
+        ExaminedMachine(str(tmp_path / "etc/passwd"))
 
 
 def test_the_reference_has_every_check() -> None:

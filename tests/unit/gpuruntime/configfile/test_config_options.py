@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpuruntime import config
-from gpuruntime.configfile import check, edit, lines, options
+from gpuruntime.configfile import check, edit, lines, option_table
 from gpuruntime.errors import ConfigError
 
 MODE = "nvidia-container-runtime.mode"
@@ -18,19 +18,19 @@ MODE = "nvidia-container-runtime.mode"
 
 def test_the_start_path_has_the_table_s_defaults() -> None:
     """It cannot afford the table; two lists of defaults must not come apart."""
-    assert {option.key: option.default for option in options.OPTIONS} == config.DEFAULTS
+    assert {option.key: option.default for option in option_table.OPTIONS} == config.DEFAULTS
 
 
 def test_the_table_is_in_the_order_of_a_file() -> None:
     """A table of TOML is opened once."""
-    tables = [option.table for option in options.OPTIONS]
+    tables = [option.table for option in option_table.OPTIONS]
     assert len(dict.fromkeys(tables)) == sum(a != b for a, b in zip([None, *tables], tables))
 
 
-@pytest.mark.parametrize("option", options.OPTIONS, ids=lambda option: option.key)
-def test_each_option_has_a_default_and_a_sample_that_it_takes(option: options.Option) -> None:
+@pytest.mark.parametrize("option", option_table.OPTIONS, ids=lambda option: option.key)
+def test_each_option_has_a_default_and_a_sample_that_it_takes(option: option_table.Option) -> None:
     """Whoever takes away a mark of the example must have a file that works."""
-    assert option.kind in options.KINDS
+    assert option.kind in option_table.KINDS
     for value in (option.default, option.sample):
         if value is not None:
             document: dict[str, Any] = {}
@@ -45,9 +45,9 @@ def test_each_option_has_a_default_and_a_sample_that_it_takes(option: options.Op
 
 def test_the_default_file_s_commented_options_are_the_incumbent_s() -> None:
     """Tools look for these samples, and for the others without a mark."""
-    text = options.example()
-    shown = dict(options.flatten(tomllib.loads(text)))
-    values = {options.to_key(path): value for path, value in shown.items()}
+    text = option_table.example()
+    shown = dict(option_table.flatten(tomllib.loads(text)))
+    values = {option_table.to_key(path): value for path, value in shown.items()}
     assert values.items() <= config.DEFAULTS.items()
     commented = config.DEFAULTS.keys() - values.keys()
     assert {key for key in commented if not key.startswith("features.")} == {
@@ -65,14 +65,14 @@ def test_the_default_file_s_commented_options_are_the_incumbent_s() -> None:
         "swarm-resource",
     }
     everything = tomllib.loads(re.sub(r"^#(?=[a-z-]+ = )", "", text, flags=re.MULTILINE))
-    keys = {options.to_key(path) for path, _ in options.flatten(everything)}
+    keys = {option_table.to_key(path) for path, _ in option_table.flatten(everything)}
     assert keys == config.DEFAULTS.keys()
 
 
 TEXTS = {
     "empty": "",
     "no end of line": "disable-require = true",
-    "default": options.example(),
+    "default": option_table.example(),
     "dotted": 'nvidia-container-runtime.mode = "cdi" # why\n',
     "dotted in a table": '[nvidia-container-runtime]\nmodes.cdi.default-kind="a/b"\nmode="x"\n',
     "inline": 'nvidia-container-runtime = { mode = "auto", modes = { cdi = {} } }\n',
@@ -107,7 +107,7 @@ def test_one_option_changes_and_nothing_else(name: str, argument: str) -> None:
 
     def values(text: str) -> dict[str, Any]:
         document = tomllib.loads(text, parse_float=str)
-        return {options.to_key(path): item for path, item in options.flatten(document)}
+        return {option_table.to_key(path): item for path, item in option_table.flatten(document)}
 
     assert values(changed) == {**values(text), option.key: SETS[argument]}
     pattern = rf"[ \t]*#[^\r\n]*(?<!#{option.name}=\"x\")"
@@ -123,7 +123,7 @@ def test_one_option_changes_and_nothing_else(name: str, argument: str) -> None:
 def test_an_option_goes_where_its_sample_stands() -> None:
     """Even with the sample's own value, which the incumbent took for "leave it commented"."""
     argument = "nvidia-container-runtime.debug=/var/log/nvidia-container-runtime.log"
-    text = options.example()
+    text = option_table.example()
     changed = edit.apply(text, *edit.parse(argument))
     line = 'debug = "/var/log/nvidia-container-runtime.log"\n'
     assert changed == text.replace(f"#{line}", line)
@@ -221,7 +221,7 @@ def test_a_table_that_is_none_is_not_overwritten() -> None:
 )
 def test_the_nearest_key(key: str, expected: str | None) -> None:
     """The same name in another table is nearer than another name."""
-    assert options.nearest(key) == expected
+    assert option_table.nearest(key) == expected
 
 
 def test_lines_of_paths() -> None:

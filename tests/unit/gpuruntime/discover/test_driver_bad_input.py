@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from driver_roots import COMPUTE, VERSION, Tree, elf
 
-from gpuruntime.discover.driver import DriverRoot, find_driver, find_nvml
+from gpuruntime.discover.user_space import DriverRoot, find_driver, find_nvml
 from gpuruntime.errors import DiscoveryError, GpuRuntimeError
 from gpuruntime.model import Driver
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from driver_roots import COMPUTE, VERSION, Tree, elf
 
-from gpuruntime.discover.driver import DriverRoot, find_driver
+from gpuruntime.discover.user_space import DriverRoot, find_driver
 from gpuruntime.model import Driver
 from gpuruntime.plan import gpu_edits
 

@@ -13,7 +13,7 @@ from driver_roots import ALL, COMPAT32, LAYOUTS, PROGRAMS, VERSION, Tree, build
 from simhost.artefacts import Library
 
 from gpuruntime.discover import search_paths
-from gpuruntime.discover.driver import DriverRoot, find_driver, find_nvml
+from gpuruntime.discover.user_space import DriverRoot, find_driver, find_nvml
 from gpuruntime.model import Driver
 from gpuruntime.plan import driver_files, gpu_edits
 

@@ -10,20 +10,20 @@ import pytest
 from driver_roots import ALL, VERSION, Tree, build
 from simhost.artefacts import Library
 
-from gpuruntime.discover import table
-from gpuruntime.discover.driver import DriverRoot, find_driver
+from gpuruntime.discover import driver_table
+from gpuruntime.discover.user_space import DriverRoot, find_driver
 from gpuruntime.model import Driver
 from gpuruntime.plan import driver_files
 from gpuruntime.request import capabilities
 
 ROWS = (
-    *table.LIBRARIES.values(),
-    *table.BINARIES,
-    *table.CONFIGS,
-    *table.DATA,
-    *table.FIRMWARES,
-    *table.SOCKETS,
-    table.MPS,
+    *driver_table.LIBRARIES.values(),
+    *driver_table.BINARIES,
+    *driver_table.CONFIGS,
+    *driver_table.DATA,
+    *driver_table.FIRMWARES,
+    *driver_table.SOCKETS,
+    driver_table.MPS,
 )
 NEUTRAL = {
     *("libEGL", "libGL", "libGLESv1_CM", "libGLESv2", "libGLX", "libGLdispatch"),
@@ -50,9 +50,9 @@ def test_no_file_has_two_rows() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_a_row_is_whole(row: table.Row) -> None:
+def test_a_row_is_whole(row: driver_table.Row) -> None:
     """A word that nobody knows would keep the file from every container."""
-    assert row.capability in (*capabilities.ALL, table.ALL, table.NEVER)
+    assert row.capability in (*capabilities.ALL, driver_table.ALL, driver_table.NEVER)
     assert row.why
     assert re.fullmatch(r"(?:[0-9]{3})?", row.since)
     assert re.fullmatch(r"(?:[0-9]{3})?", row.until)
@@ -63,7 +63,7 @@ def test_a_row_is_whole(row: table.Row) -> None:
 
 def test_only_vendor_neutral_libraries_are_for_no_capability() -> None:
     """They are the image's."""
-    never = {row.name for row in ROWS if row.capability == table.NEVER}
+    never = {row.name for row in ROWS if row.capability == driver_table.NEVER}
     assert never == NEUTRAL
 
 
@@ -71,12 +71,12 @@ def test_only_vendor_neutral_libraries_are_for_no_capability() -> None:
 def test_libraries_have_the_incumbent_s_capabilities(capability: str) -> None:
     """NVIDIA_DRIVER_CAPABILITIES means the same."""
     for name in INCUMBENT[capability].split():
-        assert table.LIBRARIES[name].capability == capability, name
+        assert driver_table.LIBRARIES[name].capability == capability, name
 
 
 def test_the_simulated_driver_has_only_what_the_table_has() -> None:
     """It was made after a real one."""
-    assert {library.name for library in ALL} <= set(table.LIBRARIES)
+    assert {library.name for library in ALL} <= set(driver_table.LIBRARIES)
 
 
 def driver(tmp_path: Path, *more: Library) -> Driver:
@@ -121,22 +121,28 @@ def test_an_unknown_library_comes_with_each_capability(tmp_path: Path) -> None:
 def test_every_file_of_the_table_is_found(tmp_path: Path) -> None:
     """A row that finds nothing would be a promise that nobody keeps."""
     tree = Tree(tmp_path / "root")
-    suffixes = {table.VERSION: VERSION, "*": "1", "1": "1", "*.*": "1.0"}
-    libraries = [row for row in table.LIBRARIES.values() if row.kind == table.LIBRARY]
+    suffixes = {driver_table.VERSION: VERSION, "*": "1", "1": "1", "*.*": "1.0"}
+    libraries = [
+        row for row in driver_table.LIBRARIES.values() if row.kind == driver_table.LIBRARY
+    ]
     for row in libraries:
         own = suffixes[row.suffixes[0]]
         tree.library("/usr/lib64", Library(row.name, f"{row.name}.so.1", own_version=own))
-    for row in table.CONFIGS:
+    for row in driver_table.CONFIGS:
         name = row.name.replace("*nvidia*", "10_nvidia").replace("*", "10-")
-        tree.file(f"/usr/share/{name.replace(table.VERSION, VERSION)}", "{}")
+        tree.file(f"/usr/share/{name.replace(driver_table.VERSION, VERSION)}", "{}")
     tree.programs()
     tree.firmware()
-    for row in table.BINARIES:
+    for row in driver_table.BINARIES:
         tree.file(f"/usr/bin/{row.name}", "#!", 0o755)
     found = find_driver(DriverRoot(str(tree.path)), VERSION, native="x86-64")
     assert found.problems == ()
-    wanted = {row.name: row.capability for row in libraries if row.capability != table.NEVER}
+    wanted = {
+        row.name: row.capability for row in libraries if row.capability != driver_table.NEVER
+    }
     assert {lib.soname.partition(".so")[0]: lib.capability for lib in found.libraries} == wanted
-    configs = [file for file in found.files if file.kind == table.CONFIG]
-    assert len(configs) == len(table.CONFIGS)
-    assert len([file for file in found.files if file.kind == table.BINARY]) == len(table.BINARIES)
+    configs = [file for file in found.files if file.kind == driver_table.CONFIG]
+    assert len(configs) == len(driver_table.CONFIGS)
+    assert len([file for file in found.files if file.kind == driver_table.BINARY]) == len(
+        driver_table.BINARIES
+    )

@@ -21,8 +21,8 @@ from driver_roots import (
     elf,
 )
 
-from gpuruntime.discover import version
-from gpuruntime.discover.driver import DriverRoot, find_driver, find_nvml
+from gpuruntime.discover import user_space_version
+from gpuruntime.discover.user_space import DriverRoot, find_driver, find_nvml
 from gpuruntime.errors import DiscoveryError, DriverError, GpuRuntimeError
 from gpuruntime.model import Driver
 
@@ -72,7 +72,7 @@ def tree(tmp_path: Path) -> Tree:
 def test_the_module_tells_its_version(text: str, tree: Tree) -> None:
     """And not that of the compiler."""
     tree.module(VERSION, text)
-    assert version.of_module(DriverRoot(str(tree.path))) == VERSION
+    assert user_space_version.of_module(DriverRoot(str(tree.path))) == VERSION
     assert found(tree).version == VERSION
 
 

@@ -13,7 +13,7 @@ import pytest
 from driver_roots import LAYOUTS, build
 
 from cdi import advice, generate
-from gpuruntime.discover.driver import DriverRoot, find_driver
+from gpuruntime.discover.user_space import DriverRoot, find_driver
 from gpuruntime.model import Gpu, GpuNodes, MigDevice, Node
 from gpuruntime.plan import devices, gpu_edits
 

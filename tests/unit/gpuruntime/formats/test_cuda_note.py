@@ -15,9 +15,9 @@ import pytest
 from hostile import noted
 
 from gpuruntime.formats import cuda_note
-from gpuruntime.formats.cuda_note import Note, NoteError
+from gpuruntime.formats.cuda_note import CudaNote, NoteError
 
-NOTE = Note("12.9", noted.DRIVERS)
+NOTE = CudaNote("12.9", noted.DRIVERS)
 COMPAT = "575.57.08"
 
 
@@ -35,7 +35,7 @@ class Reader:
         return part
 
 
-def read(data: bytes) -> Note | None:
+def read(data: bytes) -> CudaNote | None:
     """Return the note in *data*, read within the limit."""
     reader = Reader(data)
     try:
@@ -97,7 +97,7 @@ def test_a_library_without_a_note(compat: str, driver: str, cuda: str, is_used: 
 def test_what_is_no_version_is_none(version: str) -> None:
     """Versions come from names of files of the image and from its notes."""
     assert cuda_note.parse_version(version) is None
-    assert not cuda_note.is_usable(version, Note(version, (570,)), "570.1", "12.1")
+    assert not cuda_note.is_usable(version, CudaNote(version, (570,)), "570.1", "12.1")
 
 
 @pytest.mark.parametrize("width", [1, 2])
@@ -107,7 +107,7 @@ def test_the_note_is_read(width: int) -> None:
     others = noted.note(b"x", b"GNU\0") + noted.note(b"", b"")
     assert read(noted.of_note(others + noted.note(noted.TEXT), width=width)) == NOTE
     assert read(noted.of_note(noted.note(noted.TEXT, b"NVIDIA Corporation"), width=width)) == NOTE
-    assert read(noted.library(b'{"Driver": null}')) == Note("", ())
+    assert read(noted.library(b'{"Driver": null}')) == CudaNote("", ())
 
 
 def test_a_library_without_the_section_has_no_note() -> None:

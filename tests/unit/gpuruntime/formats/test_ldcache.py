@@ -13,7 +13,7 @@ import pytest
 from gpuruntime.errors import LdcacheError
 from gpuruntime.formats import ldcache as ldcache_format
 from gpuruntime.formats import ldcache_merge
-from gpuruntime.formats.ldcache_merge import Entry, lists_directory, merge, parse
+from gpuruntime.formats.ldcache_merge import CacheEntry, lists_directory, merge, parse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,9 +41,9 @@ IMAGE = [
     row("ld.so"),
 ]
 OURS = [
-    Entry("libnvidia-ml.so.1", "/opt/gpu/libnvidia-ml.so.1", X86),
-    Entry("libcuda.so", "/opt/gpu/libcuda.so", X86),
-    Entry("libcuda.so.1", "/opt/gpu/libcuda.so.1", X86),
+    CacheEntry("libnvidia-ml.so.1", "/opt/gpu/libnvidia-ml.so.1", X86),
+    CacheEntry("libcuda.so", "/opt/gpu/libcuda.so", X86),
+    CacheEntry("libcuda.so.1", "/opt/gpu/libcuda.so.1", X86),
 ]
 MERGED = [
     IMAGE[0],
@@ -195,8 +195,8 @@ def test_fields_of_the_image_are_kept_as_they_are() -> None:
 
 def test_a_value_need_not_end_in_the_soname() -> None:
     """The loader opens whatever the value names: links may be missing."""
-    entry = Entry("libcuda.so.1", "/opt/gpu/libcuda.so.550.163.01", X86)
-    again = Entry("libcuda.so.1", "/opt/gpu/libcuda.so.550.163.01", 3)
+    entry = CacheEntry("libcuda.so.1", "/opt/gpu/libcuda.so.550.163.01", X86)
+    again = CacheEntry("libcuda.so.1", "/opt/gpu/libcuda.so.550.163.01", 3)
     assert parse(merge(None, [entry, again])) == [
         ("libcuda.so.1", "/opt/gpu/libcuda.so.550.163.01", X86, 0, 0),
         ("libcuda.so.1", "/opt/gpu/libcuda.so.550.163.01", 3, 0, 0),
@@ -213,7 +213,7 @@ def test_merging_again_changes_nothing() -> None:
 def test_another_driver_replaces_the_first() -> None:
     """After an upgrade nothing may name the old files, not even an unused string."""
     image = cache_file(IMAGE, hwcaps=["x86-64-v2", "x86-64-v3"])
-    other = [Entry("libcuda.so.1", "/opt/new/libcuda.so.1", X86)]
+    other = [CacheEntry("libcuda.so.1", "/opt/new/libcuda.so.1", X86)]
     replaced = merge(merge(image, OURS), other)
     assert replaced == merge(image, other)
     assert b"/opt/gpu" not in replaced
@@ -441,7 +441,7 @@ def test_strings_may_share_their_tails() -> None:
 def test_an_entry_that_no_cache_can_hold_is_refused(soname: str, path: str) -> None:
     """Silence would be a library that is never found."""
     with pytest.raises(LdcacheError, match="cannot cache"):
-        merge(None, [Entry(soname, path, X86)])
+        merge(None, [CacheEntry(soname, path, X86)])
 
 
 def test_what_a_loader_ignores_is_an_error_to_parse() -> None:

@@ -12,13 +12,15 @@ import pytest
 from gpuruntime.errors import LdcacheError
 from gpuruntime.formats import ldcache_merge
 from gpuruntime.formats.ldcache import MAX_CACHE_BYTES
-from gpuruntime.formats.ldcache_merge import ABI_FLAGS, Entry
+from gpuruntime.formats.ldcache_merge import ABI_FLAGS, CacheEntry
 from gpuruntime.system.loader import LoaderCache
 from gpuruntime.system.paths import Root
 
 X86 = ABI_FLAGS["x86-64"]
 DIRECTORY = "/opt/driver"
-ENTRIES = tuple(Entry(f"libcuda{i}.so.1", f"{DIRECTORY}/libcuda{i}.so.1", X86) for i in range(40))
+ENTRIES = tuple(
+    CacheEntry(f"libcuda{i}.so.1", f"{DIRECTORY}/libcuda{i}.so.1", X86) for i in range(40)
+)
 
 
 def image_of(size: int) -> bytes:

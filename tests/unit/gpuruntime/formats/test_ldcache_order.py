@@ -19,7 +19,7 @@ from gpuruntime.errors import LdcacheError
 from gpuruntime.formats import ldcache as ldcache_format
 from gpuruntime.formats import ldcache_merge
 from gpuruntime.formats.ldcache import compare, sort_key
-from gpuruntime.formats.ldcache_merge import Entry, merge, parse
+from gpuruntime.formats.ldcache_merge import CacheEntry, merge, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,9 +31,9 @@ X86 = ldcache_merge.ABI_FLAGS["x86-64"]
 I386 = ldcache_merge.ABI_FLAGS["i386"]
 
 
-def entry(name: str, directory: str = "/opt/gpu", flags: int = X86) -> Entry:
+def entry(name: str, directory: str = "/opt/gpu", flags: int = X86) -> CacheEntry:
     """Return an entry for *name* in *directory*."""
-    return Entry(name, f"{directory}/{name}", flags)
+    return CacheEntry(name, f"{directory}/{name}", flags)
 
 
 def as_bytes(name: str) -> bytes:
@@ -41,7 +41,7 @@ def as_bytes(name: str) -> bytes:
     return name.encode("utf-8", "surrogateescape")
 
 
-def image(*entries: Entry) -> bytes:
+def image(*entries: CacheEntry) -> bytes:
     """Return an image's cache that holds *entries* in their order, sorted or not."""
     strings, table = b"", b""
     lead = 48 + 24 * len(entries)

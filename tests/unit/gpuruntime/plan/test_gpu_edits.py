@@ -271,7 +271,7 @@ def test_separate_hooks_are_the_incumbent_s() -> None:
     ]
     assert hooks[1]["args"][3:] == ["--host-driver-version=1.2"]
     assert hooks[2]["args"][3:] == ["--folder", "/usr/lib64"]
-    edits = gpu_edits.device_edits(devices.Device(gpu(0, 0)), SEPARATE)
+    edits = gpu_edits.device_edits(devices.GpuDevice(gpu(0, 0)), SEPARATE)
     assert [hook["args"][2:] for hook in edits["hooks"]] == [
         [gpu_edits.LINKS, "--link", "../card0::/dev/dri/by-path/pci-0000:00:00.0-card"],
         [gpu_edits.CHMOD, "--mode", "755", "--path", "/dev/dri"],
@@ -305,7 +305,7 @@ def test_hooks_can_be_disabled() -> None:
 
 def test_groups_of_nodes_only_when_asked_for() -> None:
     """Docker loses them, and older consumers refuse the whole spec."""
-    device = devices.Device(gpu(0, 0))
+    device = devices.GpuDevice(gpu(0, 0))
     assert "additionalGids" not in gpu_edits.device_edits(device, STYLE)
     edits = gpu_edits.device_edits(device, gpu_edits.Style("/h", groups=True))
     assert edits["additionalGids"] == [44]

@@ -118,7 +118,7 @@ def test_it_has_the_time_of_a_hook(tmp_path: Path) -> None:
     program.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 60\n")
     program.chmod(0o755)
     start = time.monotonic()
-    early_hook.run([early_commands.Command(str(program), ["hook"], 1)], str(tmp_path))
+    early_hook.run([early_commands.EarlyCommand(str(program), ["hook"], 1)], str(tmp_path))
     assert 1 <= time.monotonic() - start < 30
     assert not Path("/proc", (tmp_path / "pid").read_text().strip(), "exe").exists()
 
@@ -130,7 +130,7 @@ def test_it_is_run_with_a_state_and_without_an_environment(tmp_path: Path) -> No
     program.chmod(0o755)
     (tmp_path / "link").symlink_to(tmp_path)
     for status in ("0", "7"):
-        command = early_commands.Command(str(program), ["hook", status], 30)
+        command = early_commands.EarlyCommand(str(program), ["hook", status], 30)
         early_hook.run([command], str(tmp_path / "link"))
         state = json.loads((tmp_path / "state").read_text())
         assert state["bundle"] == str(tmp_path)
@@ -138,6 +138,6 @@ def test_it_is_run_with_a_state_and_without_an_environment(tmp_path: Path) -> No
         (tmp_path / "state").unlink()
     # It reads nothing of the state, or is no program.
     for path in ("/bin/true", str(tmp_path / "missing"), "/dev/null"):
-        early_hook.run([early_commands.Command(path, [path], 30)], str(tmp_path))
+        early_hook.run([early_commands.EarlyCommand(path, [path], 30)], str(tmp_path))
     early_hook.run([command], str(tmp_path / ("x/" * 2200)))
     assert not (tmp_path / "state").exists()

@@ -17,7 +17,7 @@ from hostile import noted
 from hostile.canary import digest
 
 from gpuruntime.formats import ldcache_merge
-from gpuruntime.formats.ldcache_merge import ABI_FLAGS, Entry
+from gpuruntime.formats.ldcache_merge import ABI_FLAGS, CacheEntry
 from gpuruntime.system import compat, drop_in
 from gpuruntime.system.compat import CudaCompat
 from gpuruntime.system.loader import LoaderCache
@@ -26,8 +26,8 @@ from gpuruntime.system.paths import Root
 TINY = (Path(__file__).parents[3] / "data" / "elf" / "libtiny-x86-64.so").read_bytes()
 NATIVE = ABI_FLAGS["x86-64"]
 DRIVER = (
-    Entry("libtiny.so.1", "/usr/lib64/libtiny.so.1", NATIVE),
-    Entry("libother.so.1", "/usr/lib64/libother.so.1", NATIVE),
+    CacheEntry("libtiny.so.1", "/usr/lib64/libtiny.so.1", NATIVE),
+    CacheEntry("libother.so.1", "/usr/lib64/libother.so.1", NATIVE),
 )
 OLDER, NEWER = "570.211.01", "590.44.01"
 NAME = "libcuda.so.575.57.08"

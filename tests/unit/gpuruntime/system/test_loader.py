@@ -17,14 +17,14 @@ from hostile.cover import image_cache
 
 from gpuruntime.errors import LdcacheError
 from gpuruntime.formats import ldcache_merge
-from gpuruntime.formats.ldcache_merge import ABI_FLAGS, Entry
+from gpuruntime.formats.ldcache_merge import ABI_FLAGS, CacheEntry
 from gpuruntime.system import drop_in, loader
 from gpuruntime.system.loader import LoaderCache
 from gpuruntime.system.paths import Root
 
 DIRECTORY = "/usr/lib/x86_64-linux-gnu"
 NATIVE = ABI_FLAGS["x86-64"]
-CACHE = LoaderCache((Entry("libx.so.1", f"{DIRECTORY}/libx.so.1", NATIVE),))
+CACHE = LoaderCache((CacheEntry("libx.so.1", f"{DIRECTORY}/libx.so.1", NATIVE),))
 MUSL = "/lib/ld-musl-x86_64.so.1"
 LIST = "/etc/ld-musl-x86_64.path"
 DEFAULTS = "/lib\n/usr/local/lib\n/usr/lib\n"
@@ -103,7 +103,7 @@ def test_an_image_without_musl_has_no_list(image: Image) -> None:
 def test_directories_that_musl_searches_need_no_list(image: Image) -> None:
     """With none, its defaults are searched."""
     image.path(MUSL, "")
-    image.execute(LoaderCache((Entry("libx.so.1", "/usr/lib/libx.so.1", NATIVE),)))
+    image.execute(LoaderCache((CacheEntry("libx.so.1", "/usr/lib/libx.so.1", NATIVE),)))
     assert not os.path.lexists(f"{image.root}{LIST}")
 
 
@@ -233,7 +233,7 @@ def test_race_04_another_hook_removes_the_drop_in_first(
 def own_cuda(image: Image, conf: str) -> bytes:
     """Give the image a library of the same name, which *conf* lists."""
     image.path(f"/etc/ld.so.conf.d/{conf}", "# of the image\n/opt/cuda\n")
-    return image_cache(Entry("libx.so.1", "/opt/cuda/libx.so.1", NATIVE))
+    return image_cache(CacheEntry("libx.so.1", "/opt/cuda/libx.so.1", NATIVE))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 from hostile.canary import digest
 
 from gpuruntime.errors import LdcacheError, MountError
-from gpuruntime.formats.ldcache_merge import ABI_FLAGS, Entry
+from gpuruntime.formats.ldcache_merge import ABI_FLAGS, CacheEntry
 from gpuruntime.system import drop_in, ops
 from gpuruntime.system.loader import LoaderCache
 from gpuruntime.system.ops import Link, MaskParams
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 DIRECTORY = "/usr/lib/x86_64-linux-gnu"
 NATIVE = ABI_FLAGS["x86-64"]
-CACHE = LoaderCache((Entry("libx.so.1", f"{DIRECTORY}/libx.so.1", NATIVE),))
-IN_DEFAULT = LoaderCache((Entry("libx.so.1", "/usr/lib64/libx.so.1", NATIVE),))
+CACHE = LoaderCache((CacheEntry("libx.so.1", f"{DIRECTORY}/libx.so.1", NATIVE),))
+IN_DEFAULT = LoaderCache((CacheEntry("libx.so.1", "/usr/lib64/libx.so.1", NATIVE),))
 LINK = Link(f"{DIRECTORY}/libx.so.1", "libx.so.1.2")
 
 

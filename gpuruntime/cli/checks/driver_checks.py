@@ -10,14 +10,14 @@ import time
 from collections.abc import Iterable, Iterator
 
 from gpuruntime.cli.checks import elf_files, processes
+from gpuruntime.cli.checks.examined_machine import ExaminedMachine, RootCandidate
 from gpuruntime.cli.checks.finding import Note, fail, ok, warn
-from gpuruntime.cli.checks.machine import Machine, Place
-from gpuruntime.discover import driver, nvml, search_paths, version
+from gpuruntime.discover import nvml, search_paths, user_space, user_space_version
 from gpuruntime.discover.root import Directory, DriverRoot
 from gpuruntime.errors import GpuRuntimeError, LdcacheError
 from gpuruntime.formats import driver_version, ldcache_merge
 
-MODULE = version.MODULE
+MODULE = user_space_version.MODULE
 GPUS = "/proc/driver/nvidia/gpus"
 # As long as this, a container may wait for the driver; longer, and its user notices.
 SLOW_S = 2.0
@@ -35,12 +35,12 @@ _DAEMONS = (
 )
 
 
-def loaded(machine: Machine) -> str:
+def loaded(machine: ExaminedMachine) -> str:
     """Return the version of the loaded module, "" if there is none."""
     return driver_version.of_module_text(machine.read(MODULE) or "")
 
 
-def on_bus(machine: Machine, kind: str = _DISPLAY) -> dict[str, str]:
+def on_bus(machine: ExaminedMachine, kind: str = _DISPLAY) -> dict[str, str]:
     """Return the bus ids of NVIDIA's devices of *kind* and the kernel drivers that have them."""
     found = {}
     for bus_id in machine.names(_PCI):
@@ -52,7 +52,7 @@ def on_bus(machine: Machine, kind: str = _DISPLAY) -> dict[str, str]:
     return found
 
 
-def platform(machine: Machine) -> Iterator[Note]:
+def platform(machine: ExaminedMachine) -> Iterator[Note]:
     """Say what is to be known of a machine whose GPUs are not those of NVML and nodes."""
     release = (machine.read("/proc/sys/kernel/osrelease") or "").strip()
     if "microsoft" in release.lower():
@@ -68,7 +68,7 @@ def platform(machine: Machine) -> Iterator[Note]:
     yield ok(f"Linux {release}")
 
 
-def _wsl(machine: Machine, release: str) -> Note:
+def _wsl(machine: ExaminedMachine, release: str) -> Note:
     if not machine.exists("/dev/dxg"):
         if "wsl2" in release.lower():
             return fail(
@@ -92,7 +92,7 @@ def _wsl(machine: Machine, release: str) -> Note:
     )
 
 
-def module(machine: Machine) -> Iterator[Note]:
+def module(machine: ExaminedMachine) -> Iterator[Note]:
     """See whether the driver's modules are loaded, and if not, why."""
     found = loaded(machine)
     majors = machine.read("/proc/devices") or ""
@@ -119,7 +119,7 @@ def module(machine: Machine) -> Iterator[Note]:
     yield _not_loaded(machine, gpus)
 
 
-def _not_loaded(machine: Machine, gpus: dict[str, str]) -> Note:
+def _not_loaded(machine: ExaminedMachine, gpus: dict[str, str]) -> Note:
     if not gpus:
         return fail(
             "no driver is loaded, and there is no NVIDIA GPU on the PCI bus: containers that ask "
@@ -145,11 +145,11 @@ def _not_loaded(machine: Machine, gpus: dict[str, str]) -> Note:
     )
 
 
-def versions(machine: Machine) -> Iterator[Note]:
+def versions(machine: ExaminedMachine) -> Iterator[Note]:
     """Compare the module with the libraries, and those with each other."""
     module_version = loaded(machine)
     root = machine.driver_root().open()
-    there = version.installed(_directories(root)) if root else []
+    there = user_space_version.installed(_directories(root)) if root else []
     if not there:
         yield ok("no libraries to compare with the module")
         return
@@ -175,7 +175,7 @@ def _directories(root: DriverRoot) -> list[Directory]:
     return search_paths.libraries(root, (), search_paths.native_abi())
 
 
-def libraries(machine: Machine) -> Iterator[Note]:
+def libraries(machine: ExaminedMachine) -> Iterator[Note]:
     """Look for the driver's libraries below the driver root, and if not there, elsewhere."""
     place = machine.driver_root()
     root = place.open()
@@ -199,21 +199,21 @@ def _has_nvml(root: DriverRoot) -> bool:
     return any(search_paths.NVML_NAME in directory.names for directory in _directories(root))
 
 
-def _elsewhere(machine: Machine, place: Place) -> str:
-    for path in driver.WELL_KNOWN_ROOTS:
-        other = Place(machine, path).open() if path != place.path else None
+def _elsewhere(machine: ExaminedMachine, place: RootCandidate) -> str:
+    for path in user_space.WELL_KNOWN_ROOTS:
+        other = RootCandidate(machine, path).open() if path != place.path else None
         if other is not None and _has_nvml(other):
             return path
     return ""
 
 
-def files(machine: Machine) -> Iterator[Note]:
+def files(machine: ExaminedMachine) -> Iterator[Note]:
     """See whether the libraries are whole, and what goes with them is there, such as Vulkan's."""
     root = machine.driver_root().open()
     if root is None or not _has_nvml(root):
         yield ok("no driver to look for the files of")
         return
-    found = driver.find_driver(root, elsewhere=(), environment=machine.is_live)
+    found = user_space.find_driver(root, elsewhere=(), environment=machine.is_live)
     damaged = _damaged(machine, [library.host_path for library in found.libraries])
     for what in damaged:
         yield fail(what, "install the driver again")
@@ -223,7 +223,7 @@ def files(machine: Machine) -> Iterator[Note]:
         yield ok(f"{len(found.libraries)} libraries, {len(found.files)} other files")
 
 
-def _damaged(machine: Machine, paths: Iterable[str]) -> list[str]:
+def _damaged(machine: ExaminedMachine, paths: Iterable[str]) -> list[str]:
     """Return a sentence for each library of *paths* that is not whole."""
     sentences = []
     for path in paths:
@@ -237,7 +237,7 @@ def _damaged(machine: Machine, paths: Iterable[str]) -> list[str]:
     return sentences
 
 
-def loader_cache(machine: Machine) -> Iterator[Note]:
+def loader_cache(machine: ExaminedMachine) -> Iterator[Note]:
     """See whether the loader's cache of the driver root knows the libraries there are."""
     place = machine.driver_root()
     root = place.open()
@@ -261,7 +261,7 @@ def loader_cache(machine: Machine) -> Iterator[Note]:
         yield ok(f"{len(named)} of the driver's two main libraries are in it")
 
 
-def answer(machine: Machine) -> Iterator[Note]:
+def answer(machine: ExaminedMachine) -> Iterator[Note]:
     """Ask the driver for the GPUs, and how long it takes."""
     if not machine.is_live:
         yield ok("not asked: this is a tree of files")
@@ -274,7 +274,7 @@ def answer(machine: Machine) -> Iterator[Note]:
     deadline_s = min(float(config["discovery-timeout"]), ANSWER_S)
     began = time.monotonic()
     try:
-        found = nvml.query(driver.find_nvml(root), deadline_s)
+        found = nvml.query(user_space.find_nvml(root), deadline_s)
     except GpuRuntimeError as error:
         yield fail(error.message, error.hint or _LOOK)
         return
@@ -297,7 +297,7 @@ def answer(machine: Machine) -> Iterator[Note]:
     yield ok(f"{count} GPU{'' if count == 1 else 's'}, in {took:.1f} s")
 
 
-def models(machine: Machine) -> Iterator[Note]:
+def models(machine: ExaminedMachine) -> Iterator[Note]:
     """Say which GPUs there are: engines ask for a number of them, whichever they are."""
     names: dict[str, int] = {}
     for bus_id in machine.names(GPUS):
@@ -312,7 +312,7 @@ def models(machine: Machine) -> Iterator[Note]:
         yield ok(told or "none that the driver shows in /proc")
 
 
-def sockets(machine: Machine) -> Iterator[Note]:
+def sockets(machine: ExaminedMachine) -> Iterator[Note]:
     """See whether the driver's daemons listen where their sockets are, and run where needed."""
     told = False
     for name, program, service in _DAEMONS:
@@ -339,5 +339,5 @@ def sockets(machine: Machine) -> Iterator[Note]:
         yield ok("no nvidia-persistenced, and no NVSwitch that needs nv-fabricmanager")
 
 
-def _has_switches(machine: Machine) -> bool:
+def _has_switches(machine: ExaminedMachine) -> bool:
     return bool(machine.glob("/dev", "nvidia-nvswitch[0-9]*") or on_bus(machine, _BRIDGE))

@@ -432,8 +432,8 @@ _HEAD = """\
 _REFERENCE_HEAD = """\
 # config.toml
 
-<!-- generated from gpuruntime/configfile/options.py: PYTHON is .venv/bin/python
-PYTHON -c 'from gpuruntime.configfile import options; print(options.reference(), end="")' -->
+<!-- generated from gpuruntime/configfile/option_table.py: PYTHON is .venv/bin/python
+PYTHON -c 'from gpuruntime.configfile import option_table; print(option_table.reference(), end="")' -->
 
 The file in force is the first that exists:
 

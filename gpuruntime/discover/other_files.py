@@ -9,8 +9,8 @@ import posixpath
 import re
 import stat
 
-from gpuruntime.discover import search_paths, table
-from gpuruntime.discover.root import is_clean
+from gpuruntime.discover import driver_table, search_paths
+from gpuruntime.discover.root import is_clean_host_path
 from gpuruntime.errors import DiscoveryError
 from gpuruntime.model import File
 from gpuruntime.request.capabilities import COMPAT32
@@ -31,7 +31,7 @@ MPS_DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108 (where MPS has it, unless told o
 _PRIVATE = re.compile(r"/usr/lib/([^/]+)/nvidia/([^/]+)\Z")
 
 
-def private_directory(row: table.Row, libraries: str) -> str | None:
+def private_directory(row: driver_table.Row, libraries: str) -> str | None:
     """Return where Debian keeps the file of *row* for a driver with *libraries* of its own."""
     match = _PRIVATE.match(libraries)
     if match is None or row.private is None:
@@ -63,11 +63,11 @@ class Finder:
 
         Whatever chain of alternatives leads to the file.
         """
-        for row in table.BINARIES:
+        for row in driver_table.BINARIES:
             if not any(self._binary(row, directory) for directory in search_paths.BINARIES):
                 self._private(row)
 
-    def _binary(self, row: table.Row, directory: str) -> bool:
+    def _binary(self, row: driver_table.Row, directory: str) -> bool:
         path = f"{directory}/{row.name}"
         real = self._file(self._root, path)
         if not real or not self._root.is_executable(real):
@@ -81,9 +81,9 @@ class Finder:
         In the directories of *search_path*, host paths, or in the usual ones without.
         """
         bases = search_paths.configurations(self._root, search_path, data_dirs)
-        for row in table.CONFIGS:
+        for row in driver_table.CONFIGS:
             found = False
-            if row.name.startswith(table.ONCE):
+            if row.name.startswith(driver_table.ONCE):
                 self._once(row, [*bases, (self._root, "")])
                 continue
             for root, base in bases:
@@ -92,7 +92,7 @@ class Finder:
             if not found:
                 self._private(row)
 
-    def _once(self, row: table.Row, bases: Sequence[Place]) -> None:
+    def _once(self, row: driver_table.Row, bases: Sequence[Place]) -> None:
         """Add the files of *row*, each name once, below /etc: a loader reads all places."""
         seen: set[str] = set()
         for root, base in bases:
@@ -101,7 +101,9 @@ class Finder:
                 if name not in seen and self._config(root, row, path, f"/etc/{name}"):
                     seen.add(name)
 
-    def _config(self, root: DriverRoot, row: table.Row, path: str, container_path: str) -> bool:
+    def _config(
+        self, root: DriverRoot, row: driver_table.Row, path: str, container_path: str
+    ) -> bool:
         if self._abi(path) is None:
             return False
         real = self._file(root, path)
@@ -112,18 +114,18 @@ class Finder:
     def data(self) -> None:
         """Find data beside the libraries."""
         for root, directory in self._directories:
-            for row in table.DATA:
+            for row in driver_table.DATA:
                 for path in self._matching(root, directory, row.name):
                     self._config(root, row, path, path)
 
     def xorg(self) -> None:
         """Find each module of Xorg where it is first."""
         bases = search_paths.xorg(self._root, self._directories)
-        for row in table.XORGS:
+        for row in driver_table.XORGS:
             if not any(self._module(row, root, directory) for root, directory in bases):
                 self._private(row)
 
-    def _module(self, row: table.Row, root: DriverRoot, directory: str) -> bool:
+    def _module(self, row: driver_table.Row, root: DriverRoot, directory: str) -> bool:
         plain = row.name if not row.suffixes else f"{row.name}.so"
         names = [f"{plain}.{self._version}", plain] if row.suffixes else [plain]
         there = root.directory(directory)
@@ -147,7 +149,7 @@ class Finder:
 
     def firmware(self, kernel_release: str) -> None:
         """Find the firmware of the version."""
-        for row in table.FIRMWARES:
+        for row in driver_table.FIRMWARES:
             seen: set[str] = set()
             for directory in search_paths.firmware(self._root, kernel_release):
                 for path in self._matching(self._root, directory, row.name):
@@ -161,7 +163,7 @@ class Finder:
 
         *mps_directory* is what the operator says, "" for the usual place.
         """
-        for row in table.SOCKETS:
+        for row in driver_table.SOCKETS:
             for run in _RUN:
                 found = self._root.special(f"{run}/{row.name}")
                 if found and stat.S_ISSOCK(found[1].st_mode):
@@ -177,9 +179,9 @@ class Finder:
                 f'"{self._root.host_path(path)}" is left out: it belongs to uid {found[1].st_uid}'
             )
             return
-        self._add(self._root, table.MPS, found[0], path)
+        self._add(self._root, driver_table.MPS, found[0], path)
 
-    def _private(self, row: table.Row) -> None:
+    def _private(self, row: driver_table.Row) -> None:
         """Add the file of *row* from where Debian keeps it, as its alternatives would link it."""
         if row.private is None:
             return
@@ -188,7 +190,7 @@ class Finder:
             if directory is None:
                 continue
             pattern = posixpath.basename(row.name)
-            if row.kind == table.XORG and row.suffixes:
+            if row.kind == driver_table.XORG and row.suffixes:
                 pattern = f"{pattern}.so.{self._version}"
             for path in self._matching(root, directory, pattern):
                 real = self._file(root, path)
@@ -196,8 +198,8 @@ class Finder:
                     self._add(root, row, real, f"{row.private[1]}/{posixpath.basename(path)}")
                     return
 
-    def _add(self, root: DriverRoot, row: table.Row, real: str, path: str) -> None:
-        if not is_clean(path):
+    def _add(self, root: DriverRoot, row: driver_table.Row, real: str, path: str) -> None:
+        if not is_clean_host_path(path):
             self.problems.append(f'"{root.host_path(path)}" cannot be named in a spec')
             return
         directory, name = posixpath.split(path)
@@ -221,7 +223,7 @@ class Finder:
 
     def _matching(self, root: DriverRoot, base: str, pattern: str) -> list[str]:
         """Return the paths below *base* that match *pattern*, a pattern in its last part only."""
-        parent, name = posixpath.split(pattern.replace(table.VERSION, self._version))
+        parent, name = posixpath.split(pattern.replace(driver_table.VERSION, self._version))
         path = f"{base}/{parent}" if parent else base
         directory = root.directory(path or "/")
         if directory is None:
@@ -230,7 +232,7 @@ class Finder:
 
     def _abi(self, name: str) -> str | None:
         """Return the ABI that a file of this *name* is for: "" for any, None if it is not ours."""
-        for mark, abi in table.MACHINES.items():
+        for mark, abi in driver_table.MACHINES.items():
             if f".{mark}." in name:
                 return abi if abi in search_paths.abis(self._native) else None
         return ""

@@ -3,20 +3,20 @@
 
 from __future__ import annotations
 
-from gpuruntime.cli.checks import driver, engines, nodes, specs, surroundings, toolkits
+from gpuruntime.cli.checks import driver_checks, engines, nodes, specs, surroundings, toolkits
 from gpuruntime.cli.checks.run import Check
 
 CHECKS: dict[str, Check] = {
-    "platform": driver.platform,
-    "module": driver.module,
-    "versions": driver.versions,
-    "libraries": driver.libraries,
-    "files": driver.files,
-    "loader-cache": driver.loader_cache,
-    "answer": driver.answer,
-    "gpus": driver.models,
+    "platform": driver_checks.platform,
+    "module": driver_checks.module,
+    "versions": driver_checks.versions,
+    "libraries": driver_checks.libraries,
+    "files": driver_checks.files,
+    "loader-cache": driver_checks.loader_cache,
+    "answer": driver_checks.answer,
+    "gpus": driver_checks.models,
     "sharing": surroundings.sharing,
-    "daemons": driver.sockets,
+    "daemons": driver_checks.sockets,
     "nodes": nodes.nodes,
     "modes": nodes.modes,
     "mig": nodes.mig,

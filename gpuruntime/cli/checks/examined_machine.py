@@ -36,7 +36,7 @@ _MAX_OUTPUT_BYTES = 64 << 10
 _CHUNK_BYTES = 64 << 10
 
 
-class Machine:
+class ExaminedMachine:
     """The host whose `/` is the directory *root*; *is_live* if that is our own."""
 
     def __init__(self, root: str = "/", environ: Mapping[str, str] | None = None) -> None:
@@ -231,9 +231,9 @@ class Machine:
         """Return the path of the config.toml in force, "" if there is none."""
         return next((p for p in settings.search_path(self.environ) if self.exists(p)), "")
 
-    def driver_root(self) -> Place:
+    def driver_root(self) -> RootCandidate:
         """Return the driver root."""
-        return Place(self, self.config.driver_root or "/")
+        return RootCandidate(self, self.config.driver_root or "/")
 
     def dev(self) -> str:
         """Return the directory of the device nodes: of the driver root if it has any, or /dev."""
@@ -261,10 +261,10 @@ def _content(fd: int, max_bytes: int) -> bytes | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RootCandidate:
     """A directory of a machine that can be a driver root."""
 
-    machine: Machine
+    machine: ExaminedMachine
     path: str
 
     def open(self) -> DriverRoot | None:
@@ -275,7 +275,7 @@ class Place:
             return None
 
 
-def modified(machine: Machine, paths: Sequence[str]) -> tuple[float, str]:
+def modified(machine: ExaminedMachine, paths: Sequence[str]) -> tuple[float, str]:
     """Return when the newest of the files *paths* was last written, and its path; (0, "")."""
     found = [(machine.status(path), path) for path in paths]
     return max(((status.st_mtime, path) for status, path in found if status), default=(0.0, ""))

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import os
 
-from gpuruntime.discover import libraries, search_paths, version
-from gpuruntime.discover.files import Finder
+from gpuruntime.discover import libraries, search_paths, user_space_version
+from gpuruntime.discover.other_files import Finder
 from gpuruntime.discover.root import DriverRoot
 from gpuruntime.discover.search_paths import NVML_NAME, native_abi
 from gpuruntime.errors import DiscoveryError, DriverError
@@ -67,11 +67,11 @@ def find_nvml(
         if refused:
             raise refused[0]
         raise _no_driver(root, directories, native, elsewhere)
-    loaded = version.of_module(root) or version.of_module(root.host)
+    loaded = user_space_version.of_module(root) or user_space_version.of_module(root.host)
     for path in found:
         if not loaded or of_name(path) in ("", loaded):
             return path
-    raise version.mismatch(root, loaded, dict.fromkeys(map(of_name, found)))
+    raise user_space_version.mismatch(root, loaded, dict.fromkeys(map(of_name, found)))
 
 
 def _nvmls(
@@ -163,7 +163,7 @@ def find_driver(
     native = native or native_abi()
     directories = search_paths.libraries(root, library_search_path, native)
     if driver_version is None:
-        chosen = version.choose(root, directories)
+        chosen = user_space_version.choose(root, directories)
         if not chosen and any(NVML_NAME in directory.names for directory in directories):
             raise DiscoveryError(
                 f'the version of the driver below the driver root "{root.path}" cannot be told: '
@@ -173,7 +173,7 @@ def find_driver(
         if not chosen:
             raise _no_driver(root, directories, native, elsewhere)
     else:
-        chosen = version.checked(driver_version)
+        chosen = user_space_version.checked(driver_version)
     found, problems = libraries.find(root, directories, chosen, native)
     finder = Finder(root, chosen, native, found)
     finder.binaries()
