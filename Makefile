@@ -13,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find cdi gpuruntime hooks -name '*.py')
 
-.PHONY: help setup packages needs-root demo test test-all lint style types imports prepared unit conformance perf bench fuzz races mutants record \
+.PHONY: help setup packages needs-root demo check test test-all lint style types imports prepared unit conformance perf bench fuzz races mutants record \
   test-newer-engines test-switch clean driver-root install uninstall deb test-install \
   bundle wheel release
 
@@ -70,6 +70,9 @@ types: setup
 imports: setup
 	@$(BIN)/lint-imports --config pyproject.toml
 
+# Real containers by runc, of the few ways of asking for GPUs that cgroup version 1 is tried with.
+CHECK_CONTAINER = tests/system/test_runc.py::test_a_runc_container_on_cgroup_v1_has_the_gpus_it_asked_for_and_no_other
+
 # What tests share; without it they make it themselves.
 prepared: setup
 	@$(BIN)/python tests/prepare.py
@@ -80,6 +83,12 @@ CORES := $(shell nproc)
 RUN_TESTS = $(MAKE) --no-print-directory -j$(CORES) --output-sync=target lint prepared && \
   $(BIN)/python -m pytest -n $(or $(WORKERS),$(shell expr $(CORES) + 1)) --dist loadfile \
   --no-loadscope-reorder --max-worker-restart 0 --durations 10
+
+# The tests that are marked `slow` are for `make test`.
+check: setup ## lint, the quick unit tests, one container: what holds of work in progress
+	@$(MAKE) --no-print-directory -j$(CORES) --output-sync=target lint prepared
+	@$(BIN)/python -m pytest -q -m 'not slow' -n $(or $(WORKERS),$(CORES)) --dist loadfile --max-worker-restart 0 \
+	  tests/unit '$(CHECK_CONTAINER)'
 
 test: setup ## lint and every test that can run here, WORKERS=N at a time
 	@$(RUN_TESTS)

@@ -100,7 +100,7 @@ def _remove_leftovers(dirfd: int, stem: str) -> None:
 
 
 def replace_link(dirfd: int, name: str, target: str) -> bool:
-    """Make *name* in *dirfd* a link to *target*, atomically; return whether it was not one already.
+    """Make *name* in *dirfd* a link to *target*, atomically; return whether that was needed.
 
     A directory in the way raises OSError, with nothing left behind, and stays.
     """

@@ -56,6 +56,7 @@ def collected(request: pytest.FixtureRequest) -> dict[str, set[str]]:
     return {name: found for name, found in ids.items() if found}
 
 
+@pytest.mark.slow
 def test_every_id_has_a_test_or_a_reason(collected: dict[str, set[str]]) -> None:
     """META-03: whoever adds an id must say what becomes of it; and never both."""
     tested = set().union(*collected.values())

@@ -109,6 +109,7 @@ def test_every_command_has_help(command: str) -> None:
     assert "Usage: gpuruntime" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_wheel_has_exactly_three_top_level_names(tmp_path: Path) -> None:
     """Generic names in a shared site-packages collide; the set must not grow by accident."""
     environment = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}

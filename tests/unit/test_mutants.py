@@ -43,6 +43,7 @@ def test_there_are_enough() -> None:
     assert len(PATCHES) >= 15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("diff", PATCHES, ids=lambda path: path.stem)
 def test_a_patch_applies_to_the_tree_as_it_is(
     copied: Path, kept: dict[str, bytes], diff: Path

@@ -300,6 +300,7 @@ def test_lone_surrogates_are_refused() -> None:
     assert category(generate.encode_json, {"\udc80": 1}) == "syntax"
 
 
+@pytest.mark.slow
 @pytest.mark.property
 @settings(max_examples=tries(300))
 @given(st.lists(STRINGS, min_size=1, max_size=6), st.sampled_from(["json", "yaml"]))

@@ -466,6 +466,7 @@ WORST = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WORST)
 def test_the_worst_files_cost_little(tmp_path: Path, name: str) -> None:
     """Whatever 4 MiB hold: refused within a second and 200 MiB."""

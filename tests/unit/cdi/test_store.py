@@ -468,6 +468,7 @@ def test_the_text_is_on_the_disk_before_the_name_is(folder: Path, *, replace: bo
     assert [call for call in done if call != "fchmod directory"] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize("replace", [True, False])
 def test_a_writer_that_is_killed_leaves_the_old_spec(

@@ -213,6 +213,7 @@ def is_below(path: str, directory: str) -> bool:
     return f"{path}/".startswith(f"{directory.rstrip('/')}/")
 
 
+@pytest.mark.slow
 @pytest.mark.property
 @settings(max_examples=tries(300))
 @given(PATHS, PATHS, st.lists(PATHS, max_size=4), st.lists(PATHS, max_size=4), SIDES)

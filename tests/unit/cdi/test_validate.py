@@ -61,6 +61,7 @@ def test_what_does_not_load_has_that_error_and_a_line(case: dict[str, Any]) -> N
     assert all(finding.line for finding in found if finding.category != "no-data")
 
 
+@pytest.mark.slow
 def test_what_loads_has_no_error() -> None:
     """Of the files in the corpus that the reference loads."""
     count = 0

@@ -150,6 +150,7 @@ def test_an_answer_without_end_is_none(interpreter: Path, monkeypatch: pytest.Mo
     assert_no_child()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("question", ["discover", "make-nodes"])
 def test_a_driver_that_does_not_answer_is_an_error_in_time(
     interpreter: Path, question: str
@@ -181,6 +182,7 @@ def test_the_child_s_own_deadline_is_no_wrong_answer(interpreter: Path) -> None:
     assert_no_child()
 
 
+@pytest.mark.slow
 def test_the_real_one_has_a_deadline_of_its_own(tmp_path: Path) -> None:
     """Were the start path gone, it would stay for ever: here nobody ends its question."""
     reader, writer = os.pipe()

@@ -125,6 +125,7 @@ def limited(kib: int) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_cg_01_little_address_space_is_said_in_two_lines() -> None:
     """From the moment on that our code is reached; before that, it is Python that speaks."""
     said = set()
@@ -208,6 +209,7 @@ def test_a_file_that_may_not_be_read_is_named(
     assert str(caught.value) == 'read("/file"): Permission denied'
 
 
+@pytest.mark.slow
 def test_time_01_the_step_that_takes_too_long_is_named(tmp_path: Path) -> None:
     """Which of forty links it was decides where to look."""
     (tmp_path / "rootfs").mkdir()

@@ -12,6 +12,8 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
+
 TREE = Path(__file__).parents[3]
 START_PYTHON = "/usr/bin/python3"
 # The work neither hears the alarm nor ends; it says what it holds, in the container's root.
@@ -67,6 +69,7 @@ def start(work: Path, weak: str = "", patience: float = 15) -> tuple[float, str]
     return seconds, said
 
 
+@pytest.mark.slow
 def test_the_caller_waits_for_no_child(tmp_path: Path) -> None:
     """It reads until nobody holds its pipes any more, as runtimes do."""
     seconds, said = start(tmp_path)
@@ -79,6 +82,7 @@ def test_the_caller_waits_for_no_child(tmp_path: Path) -> None:
     assert pipes == {"0", "2"}
 
 
+@pytest.mark.slow
 def test_control_a_child_that_holds_standard_output(tmp_path: Path) -> None:
     """The weak hook ends in time as well, and the caller waits on."""
     seconds, said = start(tmp_path, KEEPS, patience=3)

@@ -249,6 +249,7 @@ def test_an_unknown_hook_is_a_warning() -> None:
     assert b"\x1b" not in done.stderr
 
 
+@pytest.mark.slow
 def test_time_01_the_hook_ends_itself() -> None:
     """A runtime that never closes the state must not hold the container for ever."""
     start = time.monotonic()

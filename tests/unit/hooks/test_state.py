@@ -98,6 +98,7 @@ def test_a_writer_without_an_end_is_refused_at_once(command: tuple[str, ...]) ->
     assert time.monotonic() - start < 9
 
 
+@pytest.mark.slow
 @COMMANDS
 @pytest.mark.parametrize("data", [b"", b'{"bundle": "/b", "pid": 1}'])
 def test_a_writer_who_does_not_close_is_refused_in_time(

@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 from conformance import cases
 
+# Each test starts the command line, most of them several times.
+pytestmark = pytest.mark.slow
+
 TREE = Path(__file__).parents[4]
 CORPUS = cases.read(TREE / "tests/data/cdi")
 INJECT = {

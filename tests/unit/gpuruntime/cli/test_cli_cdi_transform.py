@@ -17,6 +17,9 @@ import pytest
 
 from cdi import yamlio
 
+# Each test starts the command line, most of them several times.
+pytestmark = pytest.mark.slow
+
 TREE = Path(__file__).parents[4]
 SPEC: dict[str, Any] = {
     "cdiVersion": "0.6.0",

@@ -12,6 +12,9 @@ from pathlib import Path
 import costs
 import pytest
 
+# Each test starts the command line, most of them several times.
+pytestmark = pytest.mark.slow
+
 TREE = Path(__file__).parents[4]
 GOOD = """\
 cdiVersion: "0.3.0"

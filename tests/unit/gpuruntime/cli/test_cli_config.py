@@ -17,6 +17,9 @@ import pytest
 from gpuruntime import config
 from gpuruntime.configfile import option_table
 
+# Each test starts the command line, most of them several times.
+pytestmark = pytest.mark.slow
+
 TREE = Path(__file__).parents[4]
 MODE = "nvidia-container-runtime.mode"
 # As the incumbent's package has it.

@@ -17,6 +17,9 @@ from driver_roots import VERSION, Tree, build, elf
 
 from gpuruntime.request import capabilities
 
+# Each test starts the command line, most of them several times.
+pytestmark = pytest.mark.slow
+
 # What the machine of these tests runs.
 LAYOUT = {"aarch64": "aarch64"}.get(platform.machine(), "ubuntu")
 PROGRAM = """

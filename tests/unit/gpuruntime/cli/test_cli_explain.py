@@ -20,6 +20,9 @@ from gpuruntime.cli.explain_input import Text
 from gpuruntime.cli.explain_reasons import Reason
 from gpuruntime.errors import GpuRuntimeError, RequestError
 
+# Each test starts the command line, most of them several times.
+pytestmark = pytest.mark.slow
+
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 SPEC = {
     "cdiVersion": "0.5.0",

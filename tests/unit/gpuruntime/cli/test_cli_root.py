@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+# Each test starts the command line, most of them several times.
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(sys.executable).with_name("gpuruntime")
 
 

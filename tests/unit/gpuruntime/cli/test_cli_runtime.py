@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+# Each test starts the command line, most of them several times.
+pytestmark = pytest.mark.slow
+
 TREE = Path(__file__).parents[4]
 PROGRAM = "/usr/bin/env"
 DOCKER = b'{\n  "log-driver": "local"\n}\n'

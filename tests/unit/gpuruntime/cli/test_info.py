@@ -15,6 +15,9 @@ from shim_host import PROGRAM, ShimHost
 from gpuruntime import __version__
 from gpuruntime.snapshots import inventory_json
 
+# Each test starts the command line, most of them several times.
+pytestmark = pytest.mark.slow
+
 SECRET = "s3cret-of-the-environment"
 
 

@@ -234,6 +234,7 @@ def test_the_newest_cuda_of_the_driver(install: Install, number: int, version: s
     assert nvml.query(install(f"cuda {number}")).cuda_version == version
 
 
+@pytest.mark.slow
 def test_cuda_s_version_may_be_unknown(install: Install) -> None:
     """An NVML of long ago, or a host without libcuda: no container depends on it alone."""
     newest, older = "nvmlSystemGetCudaDriverVersion_v2", "nvmlSystemGetCudaDriverVersion"
@@ -385,6 +386,7 @@ def test_who_interrupts_does_not_wait(install: Install) -> None:
     assert children() == set()
 
 
+@pytest.mark.slow
 def test_a_library_whose_asker_is_gone_is_not_asked_for_ever(install: Install) -> None:
     """A killed command must not leave a process for each of its runs."""
     script = (

@@ -70,6 +70,7 @@ def killed_at(call: str, count: int, act: Callable[[], None]) -> bool:
     return os.WIFSIGNALED(status)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_there", [True, False])
 @pytest.mark.parametrize("call", CALLS)
 def test_a_kill_leaves_the_old_file_or_the_new(

@@ -56,12 +56,14 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
 
 
+@pytest.mark.slow
 def test_alone_it_has_its_usual_name(host: Host) -> None:
     """As the documents say."""
     host.configure()
     assert host.names() == ["99-gpuruntime.toml"]
 
 
+@pytest.mark.slow
 def test_behind_the_incumbents_it_is_the_last(host: Host) -> None:
     """It has the incumbent's runtime as well: before 2.1, only the last file counts."""
     host.theirs.write_text(THEIRS)
@@ -87,6 +89,7 @@ def test_settings_of_others_that_are_not_of_the_plugin_change_nothing(host: Host
     assert host.names() == ["99-gpuruntime.toml", "99-nvidia.toml"]
 
 
+@pytest.mark.slow
 def test_an_undo_finds_both_that_we_have_written(host: Host) -> None:
     """The incumbent came after the first."""
     host.configure()

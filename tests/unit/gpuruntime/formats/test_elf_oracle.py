@@ -100,6 +100,7 @@ def differences(*directories: Path | str) -> tuple[int, list[str]]:
     return count, differing
 
 
+@pytest.mark.slow
 def test_every_elf_file_of_the_machine_reads_as_by_pyelftools() -> None:
     """Libraries of many linkers and languages, objects and static programs among them."""
     count, differing = differences(*DIRECTORIES)
@@ -107,6 +108,7 @@ def test_every_elf_file_of_the_machine_reads_as_by_pyelftools() -> None:
     assert count > 20
 
 
+@pytest.mark.slow
 def test_the_simulated_driver_and_our_samples_read_as_by_pyelftools() -> None:
     """What the other tests put into driver roots."""
     tree = artefacts.driver_tree("550.163.01")
@@ -142,6 +144,7 @@ DAMAGE = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(SAMPLES, DAMAGE, st.integers(0, 1 << 14))
 def test_a_damaged_file_raises_nothing_but_our_error(

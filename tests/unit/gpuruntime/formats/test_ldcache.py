@@ -228,6 +228,7 @@ def test_no_entries_give_the_images_table_back() -> None:
         assert undone == merge(image, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_file_cut_anywhere_is_merged(layout: str, tmp_path: Path) -> None:
     """A full disk leaves such files; where the table is cut, loaders ignore all of it."""

@@ -155,6 +155,7 @@ def nasty_names(generator: random.Random, count: int) -> list[str]:
     return list(found.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4 if IS_FULL else 1))
 def test_the_table_is_ldconfigs_own(seed: int, tmp_path: Path) -> None:
     """Order and values are what ldconfig writes with our directory listed first."""
@@ -296,6 +297,7 @@ def calls_of(function: Callable[[], object]) -> int:
 DRIVER = [entry(f"libnvidia-{name}.so.550.163.01") for name in "abcdefghijklmnopqrstuvwxyz"]
 
 
+@pytest.mark.slow
 def test_a_merge_looks_at_few_entries() -> None:
     """The engine waits: a hundred times the entries may cost a few steps of a search more."""
     small = big_image(2_000, lambda i: f"libm{i}.so")
@@ -307,6 +309,7 @@ def test_a_merge_looks_at_few_entries() -> None:
     assert calls_of(lambda: merge(again, DRIVER)) < 2 * cost
 
 
+@pytest.mark.slow
 def test_a_group_of_all_entries_is_walked_once() -> None:
     """The loader walks to the first of equal names; 300,000 of ours are such a group."""
     count = ldcache_format.MAX_CACHE_BYTES // 24 - 20
@@ -329,6 +332,7 @@ def overlapping(fill: bytes, steps: Iterable[int]) -> bytes:
     return head + table + strings
 
 
+@pytest.mark.slow
 def test_overlapping_names_cannot_fill_the_memory() -> None:
     """100,000 names of 4 KiB fit into a 2.5 MB file; reading all of them would be 400 MB."""
     data = overlapping(b"0" * 110_000 + b"1", range(100_000))

@@ -116,6 +116,7 @@ def kept(
     return replay.fields(replay.fields(content[start:])[2])
 
 
+@pytest.mark.slow
 def test_an_answer_is_kept_and_replaced(tmp_path: Path, specs: Path) -> None:
     """One for the same conditions, another beside it for others."""
     assert len(kept(tmp_path, specs, asking())) == 1
@@ -205,6 +206,7 @@ def test_those_of_another_config_are_dropped(tmp_path: Path, specs: Path) -> Non
     assert len(kept(tmp_path, specs, other, caller=caller)) == 1
 
 
+@pytest.mark.slow
 def test_they_have_a_limit(tmp_path: Path, specs: Path) -> None:
     """The oldest goes, and one that is too large for all is not kept."""
     for uid in range(40):

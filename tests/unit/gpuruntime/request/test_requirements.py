@@ -459,6 +459,7 @@ def is_linear(small: Callable[[], object], large: Callable[[], object]) -> bool:
     return seconds_of(large) < 24 * max(seconds_of(small), 0.001)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MUCH_TEXT)
 def test_req_06_much_text_costs_little(kind: str) -> None:
     """An image must not hold up a host's starts, nor fill its log."""
@@ -479,6 +480,7 @@ def test_req_06_much_text_costs_little(kind: str) -> None:
         assert is_linear(partial(said, MUCH_TEXT[kind](500), facts), partial(said, text, facts))
 
 
+@pytest.mark.slow
 def test_control_a_square_is_not_linear() -> None:
     """Each word is looked for among all those before it."""
     words = MUCH_TEXT["brands"](4_000).split()
@@ -604,6 +606,7 @@ def test_agrees_with_a_second_opinion(requirements: list[str], facts: Facts) -> 
     assert outcome(facts, *requirements) == naive(requirements, facts)
 
 
+@pytest.mark.slow
 @pytest.mark.property
 @given(strings(GOOD_FACTORS | BAD_FACTORS), FACTS)
 def test_agrees_on_what_is_malformed(requirements: list[str], facts: Facts) -> None:
@@ -634,6 +637,7 @@ def test_to_learn_more_changes_no_decision(
     assert before in (UNDECIDED, after)
 
 
+@pytest.mark.slow
 @pytest.mark.property
 @given(st.lists(st.text(), max_size=3), st.text(), st.text(), st.text())
 def test_no_text_breaks_it(requirements: list[str], cuda: str, driver: str, arch: str) -> None:

@@ -107,6 +107,7 @@ def test_a_mount_over_a_link() -> None:
     assert found == [*HEAD, *LINKS[:2], *LIBRARY, *REST]
 
 
+@pytest.mark.slow
 def test_it_has_the_time_of_a_hook(tmp_path: Path) -> None:
     """One without end is ended, and the container comes to its hook."""
     edits = hook(*ARGUMENTS)

@@ -69,6 +69,7 @@ def outcome(root: Root, path: str) -> object:
         os.close(fd)
 
 
+@pytest.mark.slow
 @pytest.mark.property
 def test_walk_and_openat2_agree_on_random_roots(tmp_path: Path) -> None:
     """The same inode or the same error on each of 4000 paths, and never an inode outside."""
@@ -201,6 +202,7 @@ def naive_link(root: str, number: int) -> None:
         os.symlink("target", f"{path}/link{number}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("operation", "naive"),
     [
@@ -298,6 +300,7 @@ def test_race_08_eagain_is_tried_again_but_not_for_ever(
     assert time.monotonic() - start < 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_openat2", [True, False])
 def test_a_path_of_many_parts_is_made(tmp_path: Path, *, has_openat2: bool) -> None:
     """One by one: there is no depth that Python could not follow."""

@@ -174,6 +174,7 @@ def test_link_04_a_name_that_somebody_guessed(
     assert guessed[0].is_symlink()
 
 
+@pytest.mark.slow
 @PUTS
 @pytest.mark.parametrize("kind", ["file", "link", "hard link", "directory"])
 @pytest.mark.parametrize("times", [1, 10**6])

@@ -110,6 +110,7 @@ CALLS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.system("unshare", "strace")
 def test_a_signal_makes_nothing_fail(tmp_path: Path) -> None:
     """Each call is interrupted once, and made again."""
@@ -118,6 +119,7 @@ def test_a_signal_makes_nothing_fail(tmp_path: Path) -> None:
         assert set(ended.values()) == {"done"}, name
 
 
+@pytest.mark.slow
 @pytest.mark.system("unshare", "strace")
 def test_control_calls_that_are_not_made_again(tmp_path: Path) -> None:
     """They have the same error, and fail by it."""
@@ -126,6 +128,7 @@ def test_control_calls_that_are_not_made_again(tmp_path: Path) -> None:
         assert ended[name] == "[Errno 4] Interrupted system call", name
 
 
+@pytest.mark.slow
 @pytest.mark.system("unshare", "strace")
 def test_an_error_is_one_with_the_call(tmp_path: Path) -> None:
     """Whichever call it is: none goes on as if it had been done."""
