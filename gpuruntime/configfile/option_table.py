@@ -433,7 +433,7 @@ _REFERENCE_HEAD = """\
 # config.toml
 
 <!-- generated from gpuruntime/configfile/option_table.py: PYTHON is .venv/bin/python
-PYTHON -c 'from gpuruntime.configfile.option_table import reference; print(reference(), end="")' -->
+PYTHON -c 'from gpuruntime.configfile import option_table as t; print(t.reference(), end="")' -->
 
 The file in force is the first that exists:
 

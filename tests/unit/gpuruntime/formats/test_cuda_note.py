@@ -224,4 +224,4 @@ def test_name_04_random_bytes_in_the_file() -> None:
             outcomes.add(type(read(bytes(data))).__name__)
         except NoteError:
             outcomes.add("refused")
-    assert outcomes == {"Note", "NoneType", "refused"}
+    assert outcomes == {"CudaNote", "NoneType", "refused"}
