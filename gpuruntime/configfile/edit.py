@@ -3,18 +3,17 @@
 
 from __future__ import annotations
 
-import copy
 import re
-import tomllib
 from typing import Any
 
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import InlineTable
 
-from gpuruntime.configfile import lines, option_table
+from gpuruntime.configfile import option_table
 from gpuruntime.configfile.option_table import Option, Value
 from gpuruntime.errors import ConfigError
+from gpuruntime.formats import toml_source
 
 # What the incumbent takes for a boolean on the command line.
 _TRUE = frozenset(("1", "t", "T", "TRUE", "true", "True"))
@@ -67,7 +66,7 @@ def apply(text: str, option: Option, value: Value) -> str:
     Raises ConfigError where the table of the option is none, or cannot be added to.
     """
     path = tuple(option.key.split("."))
-    wanted = _loads(text)
+    wanted = toml_source.load(text)
     table = wanted
     for length, part in enumerate(path[:-1], 1):
         table = table.setdefault(part, {})
@@ -85,41 +84,19 @@ def apply(text: str, option: Option, value: Value) -> str:
     ways = [_with_tomlkit] if present else [_at_sample, _with_tomlkit, _at_end, _below_header]
     for change in ways:
         changed = change(text, path, value)
-        if changed is not None and _is(changed, wanted):
-            has_crlf = "\r\n" in text and re.search(r"(?<!\r)\n", text) is None
-            return re.sub(r"\r?\n", "\r\n", changed) if has_crlf else changed
+        if changed is not None and toml_source.has_meaning(changed, wanted):
+            return toml_source.with_newlines_of(text, changed)
     raise ConfigError(
         f'cannot set "{option.key}" in this file', "move its table to the end of the file"
     )
 
 
-def _loads(text: str) -> dict[str, Any]:
-    # Floats as text: nan is not equal to itself.
-    return tomllib.loads(text, parse_float=lambda number: f"float {number}")
-
-
-def _is(text: str, wanted: dict[str, Any]) -> bool:
-    """Return whether *text* means what is *wanted*, but for empty tables."""
-    try:
-        return _pruned(_loads(text)) == _pruned(copy.deepcopy(wanted))
-    except (ValueError, RecursionError):
-        return False
-
-
-def _pruned(table: dict[str, Any]) -> dict[str, Any]:
-    for key, value in list(table.items()):
-        if isinstance(value, dict) and not _pruned(value):
-            del table[key]
-    return table
-
-
 def _at_sample(text: str, path: tuple[str, ...], value: Value) -> str | None:
     """Put the option where a comment shows how to set it."""
-    for statement in lines.scan(text):
+    for statement in toml_source.scan(text):
         if statement.kind == "sample" and statement.path == path:
-            end = text.find("\n", statement.start)
-            rest = "" if end < 0 else text[end - (text[end - 1] == "\r") :]
-            return f"{text[: statement.start]}{path[-1]} = {option_table.literal(value)}{rest}"
+            line = f"{path[-1]} = {option_table.literal(value)}"
+            return text[: statement.value] + line + text[statement.value_end :]
     return None
 
 
@@ -140,7 +117,7 @@ def _with_tomlkit(text: str, path: tuple[str, ...], value: Value) -> str | None:
             table[path[-1]] = value
         return tomlkit.dumps(document)
     # It has more of its own than its exceptions for what it does not expect.
-    except (TOMLKitError, AttributeError, KeyError, TypeError, ValueError, RecursionError):
+    except (TOMLKitError, AttributeError, LookupError, TypeError, ValueError, RecursionError):
         return None
 
 
@@ -153,7 +130,11 @@ def _at_end(text: str, path: tuple[str, ...], value: Value) -> str:
 
 def _below_header(text: str, path: tuple[str, ...], value: Value) -> str:
     """Add the option, as a dotted key, below the header of the nearest table around it."""
-    headers = {found.path: found for found in lines.scan(text) if found.kind == "table"}
+    headers = {
+        statement.path: statement
+        for statement in toml_source.scan(text)
+        if statement.kind == "table"
+    }
     length = next((n for n in range(len(path) - 1, 0, -1) if path[:n] in headers), 0)
     start = text.find("\n", headers[path[:length]].start) + 1 if length else 0
     line = f"{'.'.join(path[length:])} = {option_table.literal(value)}\n"

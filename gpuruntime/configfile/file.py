@@ -4,19 +4,15 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 import tomllib
 from typing import Any
 
 from gpuruntime.engines import files
 from gpuruntime.errors import ConfigError
+from gpuruntime.formats.toml_source import LONG_KEY
 
 MAX_CONFIG_BYTES = 256 << 10
-# tomllib's memory grows with the square of the parts of a key.
-_LONG_KEY = re.compile(
-    r"""(?:^|[\[{,])[ \t]*(?:(?:[\w-]++|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){64}""", re.MULTILINE
-)
 
 
 def read(path: str) -> tuple[str, os.stat_result]:
@@ -53,7 +49,7 @@ def _read(fd: int, path: str, status: os.stat_result) -> bytes:
 
 def parse(text: str, path: str) -> dict[str, Any]:
     """Return the document that *text* of the file *path* is."""
-    if _LONG_KEY.search(text):
+    if LONG_KEY.search(text):
         raise ConfigError(f'"{path}" has a key of too many parts', "put a config file there")
     try:
         return tomllib.loads(text)

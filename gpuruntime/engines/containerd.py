@@ -19,6 +19,7 @@ from gpuruntime.engines.edits import Edit, Path, look_up, put, table_at
 from gpuruntime.engines.entry import Entry, candidates
 from gpuruntime.engines.errors import BadFileError
 from gpuruntime.errors import ConfigError
+from gpuruntime.formats import toml_source
 
 RUNTIME_TYPE = "io.containerd.runc.v2"
 # For a config file that is not there yet: every containerd from 1.2 on reads it.
@@ -135,7 +136,7 @@ def drop_in(cri: Mapping[str, Any], entry: Entry, version: int, main: Mapping[st
     document: dict[str, Any] = {"version": version, "plugins": {base[1]: copy.deepcopy(dict(cri))}}
     for path, value in configure(document, entry, version, main):
         put(document, path, value)
-    return toml_render.render(toml_text.without_empty(document))
+    return toml_render.render(toml_source.without_empty(document))
 
 
 def patch(entry: Entry, version: int, source: Mapping[str, Any]) -> str:

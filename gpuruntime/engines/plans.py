@@ -10,6 +10,7 @@ from typing import Any
 from gpuruntime.engines import edits, toml_text
 from gpuruntime.engines.edits import EMPTY, Edit, Kind
 from gpuruntime.engines.work import Target
+from gpuruntime.formats import toml_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ def drop_in(path: str, fresh: str, remove: Callable[[Mapping[str, Any]], list[Ed
         text = text or ""
         document = toml_text.parse(text)
         text = edits.apply("toml", text, remove(document))
-        left = toml_text.without_empty(toml_text.parse(text))
+        left = toml_source.without_empty(toml_text.parse(text))
         return None if not left.keys() - {"version"} else text
 
     return Target(path, "toml", make, unmake, is_ours=True)

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Change keys in the text of a TOML file; everything else keeps its bytes; pure."""
+"""Change keys in the text of a TOML file; everything else keeps its bytes; pure.
+
+tomlkit sets what is there; our own editing of the text does so only where tomlkit fails or changes
+something else. New keys and tables are added by our own editing first, because tomlkit puts them
+below the comment of the next table. A result is used only if it parses to what is wanted.
+"""
 
 from __future__ import annotations
 
 import copy
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tomlkit
@@ -14,11 +19,14 @@ from tomlkit.exceptions import TOMLKitError
 
 from gpuruntime.engines.errors import BadFileError
 from gpuruntime.engines.toml_render import key_text, literal, render_table
-from gpuruntime.engines.toml_scan import TOKEN, Path, Statement, scan
-
-# tomllib's memory grows with the square of the parts of a key.
-_LONG_KEY = re.compile(
-    r"""(?:^|[\[{,])[ \t]*(?:(?:[\w-]++|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){64}""", re.MULTILINE
+from gpuruntime.formats import toml_source
+from gpuruntime.formats.toml_source import (
+    LONG_KEY,
+    TOKEN,
+    Path,
+    Statement,
+    has_meaning,
+    with_newlines_of,
 )
 
 
@@ -26,7 +34,7 @@ def parse(text: str) -> dict[str, Any]:
     """Return the document that *text* is; raise BadFileError, with line and column, if none."""
     if text.startswith("\ufeff"):
         raise BadFileError("begins with a byte order mark", "save it as UTF-8 without one")
-    if _LONG_KEY.search(text):
+    if LONG_KEY.search(text):
         raise BadFileError("has a key of too many parts", "put an engine's config there")
     try:
         return tomllib.loads(text)
@@ -41,21 +49,24 @@ def assign(text: str, path: Path, value: Any) -> str:  # noqa: ANN401 (any TOML 
     A dict as value stands for a table that is not there yet. Raises BadFileError where the text
     cannot be added to, which only an unusual one is.
     """
-    wanted = _load(text)
+    wanted = toml_source.load(text)
     table = wanted
     for part in path[:-1]:
         table = table.setdefault(part, {})
+    is_present = path[-1] in table
     table[path[-1]] = copy.deepcopy(value)
+    ways: list[Callable[[str, Path, Any], str | None]]
     if isinstance(value, dict):
-        ways = [_append_tables, _in_inline_table, _by_tomlkit]
+        ways = [_append_tables, _in_inline_table, _add_by_tomlkit]
+    elif is_present:
+        ways = [_set_by_tomlkit, _replace_value]
     else:
-        ways = [_replace_value, _below_header, _append_header, _beside_dotted]
-        ways += [_in_inline_table, _by_tomlkit]
+        ways = [_below_header, _append_header, _beside_dotted, _in_inline_table, _add_by_tomlkit]
     for way in ways:
         changed = way(text, path, value)
         if changed is not None:
-            changed = _with_newlines_of(text, changed)
-            if _means(changed, wanted):
+            changed = with_newlines_of(text, changed)
+            if has_meaning(changed, wanted):
                 return changed
     raise BadFileError(
         f'is written so that "{".".join(path)}" cannot be set in it', "write its tables as [table]"
@@ -64,16 +75,17 @@ def assign(text: str, path: Path, value: Any) -> str:  # noqa: ANN401 (any TOML 
 
 def remove(text: str, path: Path) -> str:
     """Return *text* without what is at *path*, a key or a table; as it is if there is nothing."""
-    wanted = _load(text)
+    wanted = toml_source.load(text)
     table: Any = wanted
     for part in path[:-1]:
         table = table.get(part) if isinstance(table, dict) else None
     if not isinstance(table, dict) or path[-1] not in table:
         return text
     del table[path[-1]]
+    # tomlkit takes the comment above the next table as well, and leaves blank lines.
     for way in (_cut, _cut_by_tomlkit):
         changed = way(text, path)
-        if changed is not None and _means(changed, wanted):
+        if changed is not None and has_meaning(changed, wanted):
             return changed
     raise BadFileError(
         f'is written so that "{".".join(path)}" cannot be taken out', "take it out by hand"
@@ -82,60 +94,48 @@ def remove(text: str, path: Path) -> str:
 
 def append_item(text: str, path: Path, item: str) -> str:
     """Return *text* with *item* at the end of the list at *path*, whose lines stay as they are."""
-    wanted = _load(text)
+    wanted = toml_source.load(text)
     table = wanted
     for part in path[:-1]:
         table = table[part]
     table[path[-1]] = [*table[path[-1]], item]
-    for statement in scan(text):
-        if not statement.is_table and statement.path == path:
-            changed = _in_list(text, statement, item)
-            if changed is not None and _means(changed, wanted):
-                return changed
+    # tomlkit indents an only item by four blanks, whatever the file has elsewhere.
+    changed = _in_list(text, path, item)
+    if changed is not None and has_meaning(changed, wanted):
+        return changed
     return assign(text, path, table[path[-1]])
 
 
-def _load(text: str) -> dict[str, Any]:
-    # Floats as text: nan is not equal to itself.
-    return tomllib.loads(text, parse_float=lambda number: f"float {number}")
+def _statements(text: str) -> Iterator[Statement]:
+    """Return the headers and keys of *text*; the path of what is in [[tables]] is ambiguous."""
+    for statement in toml_source.scan(text):
+        if statement.kind != "sample" and not statement.in_array:
+            yield statement
 
 
-def _means(text: str, wanted: Mapping[str, Any]) -> bool:
-    """Return whether *text* means what is *wanted*, but for empty tables."""
-    try:
-        return without_empty(_load(text)) == without_empty(_floats_as_text(wanted))
-    except (ValueError, RecursionError):
-        return False
+def _set_by_tomlkit(text: str, path: Path, value: Any) -> str | None:  # noqa: ANN401
+    def change(document: Any) -> None:  # noqa: ANN401 (tomlkit's)
+        _at(document, path[:-1])[path[-1]] = tomlkit.value(literal(value))
+
+    return _only_value_of(path, text, _by_tomlkit(text, change))
 
 
-def _floats_as_text(value: Any) -> Any:  # noqa: ANN401 (any TOML value)
-    if isinstance(value, float):
-        return f"float {value!r}"
-    if isinstance(value, dict):
-        return {key: _floats_as_text(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_floats_as_text(item) for item in value]
-    return value
-
-
-def without_empty(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return *table* without tables that hold nothing."""
-    kept = {}
-    for key, value in table.items():
-        inner = without_empty(value) if isinstance(value, dict) else value
-        if inner != {}:
-            kept[key] = inner
-    return kept
-
-
-def _with_newlines_of(text: str, changed: str) -> str:
-    has_crlf = "\r\n" in text and re.search(r"(?<!\r)\n", text) is None
-    return re.sub(r"\r?\n", "\r\n", changed) if has_crlf else changed
+def _only_value_of(path: Path, text: str, changed: str | None) -> str | None:
+    """Return *changed* if it is *text* in all but the value at *path*, or in an inline table."""
+    if changed is None:
+        return None
+    for statement in _statements(text):
+        if statement.kind == "key" and statement.path == path[: len(statement.path)]:
+            before, after = text[: statement.value], text[statement.value_end :]
+            has_room = len(before) + len(after) < len(changed)
+            if has_room and changed.startswith(before) and changed.endswith(after):
+                return changed
+    return None
 
 
 def _replace_value(text: str, path: Path, value: Any) -> str | None:  # noqa: ANN401
-    for statement in scan(text):
-        if not statement.is_table and statement.path == path:
+    for statement in _statements(text):
+        if statement.kind == "key" and statement.path == path:
             return text[: statement.value] + literal(value) + text[statement.value_end :]
     return None
 
@@ -145,8 +145,8 @@ def _below_header(text: str, path: Path, value: Any) -> str | None:  # noqa: ANN
     last = None
     is_inside = len(path) == 1
     before = None
-    for statement in scan(text):
-        if statement.is_table:
+    for statement in _statements(text):
+        if statement.kind == "table":
             before = before or statement
             is_inside = statement.path == path[:-1]
         if is_inside:
@@ -190,7 +190,9 @@ def _append_header(text: str, path: Path, value: Any) -> str | None:  # noqa: AN
 def _append_tables(text: str, path: Path, value: Mapping[str, Any]) -> str | None:
     """Add the table to the end of *text*, indented as the others of the same depth are."""
     depths = {
-        len(found.path): _indent(text, found.start) for found in scan(text) if found.is_table
+        len(found.path): _indent(text, found.start)
+        for found in _statements(text)
+        if found.kind == "table"
     }
     unit = 2 if any(depths.values()) else 0
     lines = "".join(render_table(path, value, len(path), unit))
@@ -202,8 +204,8 @@ def _beside_dotted(text: str, path: Path, value: Any) -> str | None:  # noqa: AN
     """Add the key behind one that a dotted key puts into the same table."""
     table: Path = ()
     found = None
-    for statement in scan(text):
-        if statement.is_table:
+    for statement in _statements(text):
+        if statement.kind == "table":
             table = statement.path
         elif statement.path[: len(path) - 1] == path[:-1] and path[: len(table)] == table:
             found = statement, len(table)
@@ -217,7 +219,7 @@ def _beside_dotted(text: str, path: Path, value: Any) -> str | None:  # noqa: AN
 
 def _in_inline_table(text: str, path: Path, value: Any) -> str | None:  # noqa: ANN401
     """Add the key to the end of the inline table that is its table."""
-    for statement in scan(text):
+    for statement in _statements(text):
         inner = text[statement.value : statement.value_end]
         if statement.path == path[:-1] and inner.startswith("{") and inner.endswith("}"):
             body = inner[1:-1].rstrip()
@@ -228,27 +230,43 @@ def _in_inline_table(text: str, path: Path, value: Any) -> str | None:  # noqa: 
     return None
 
 
-def _by_tomlkit(text: str, path: Path, value: Any) -> str | None:  # noqa: ANN401
+def _add_by_tomlkit(text: str, path: Path, value: Any) -> str | None:  # noqa: ANN401
     """Change what is in inline tables in others."""
-    try:
-        document = tomlkit.parse(text)
-        table: Any = document
+
+    def change(document: Any) -> None:  # noqa: ANN401 (tomlkit's)
+        table = document
         for part in path[:-1]:
             if part not in table:
                 table[part] = tomlkit.inline_table()
             table = table[part]
         table[path[-1]] = value
+
+    return _by_tomlkit(text, change)
+
+
+def _by_tomlkit(text: str, change: Callable[[Any], None]) -> str | None:
+    """Return *text* as *change* leaves tomlkit's document of it, None where tomlkit fails."""
+    try:
+        document = tomlkit.parse(text)
+        change(document)
         return tomlkit.dumps(document)
     # It has more of its own than its exceptions for what it does not expect.
-    except (TOMLKitError, AttributeError, KeyError, TypeError, ValueError, RecursionError):
+    except (TOMLKitError, AttributeError, LookupError, TypeError, ValueError, RecursionError):
         return None
+
+
+def _at(document: Any, path: Path) -> Any:  # noqa: ANN401 (tomlkit's)
+    """Return what tomlkit's *document* has at *path*."""
+    for part in path:
+        document = document[part]
+    return document
 
 
 def _cut(text: str, path: Path) -> str:
     """Take out the lines of *path*, and the empty line above a table of it."""
     spans = [
         (statement.start, statement.end)
-        for statement in scan(text)
+        for statement in _statements(text)
         if statement.path[: len(path)] == path
     ]
     for start, end in reversed(spans):
@@ -259,19 +277,19 @@ def _cut(text: str, path: Path) -> str:
 
 
 def _cut_by_tomlkit(text: str, path: Path) -> str | None:
-    try:
-        document = tomlkit.parse(text)
-        table: Any = document
-        for part in path[:-1]:
-            table = table[part]
-        del table[path[-1]]
-        return tomlkit.dumps(document)
-    except (TOMLKitError, AttributeError, KeyError, TypeError, ValueError, RecursionError):
-        return None
+    def change(document: Any) -> None:  # noqa: ANN401 (tomlkit's)
+        del _at(document, path[:-1])[path[-1]]
+
+    return _by_tomlkit(text, change)
 
 
-def _in_list(text: str, statement: Statement, item: str) -> str | None:
+def _in_list(text: str, path: Path, item: str) -> str | None:
     """Put *item* before the bracket that closes the list, with the comma and the line it needs."""
+    statement = next(
+        (found for found in _statements(text) if found.kind == "key" and found.path == path), None
+    )
+    if statement is None:
+        return None
     inner = text[statement.value : statement.value_end]
     tokens = [token for token in TOKEN.finditer(inner) if not token.group().isspace()]
     words = [token for token in tokens if not token.group().startswith("#")]

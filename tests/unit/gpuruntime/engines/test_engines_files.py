@@ -212,6 +212,14 @@ def test_each_user_has_records_of_his_own() -> None:
         ("[[a]]\nx = 1\n", ("b", "x"), 1, "[[a]]\nx = 1\n\n[b]\nx = 1\n"),
         ("y = 1\r\n", ("x",), 1, "y = 1\r\nx = 1\r\n"),
         ('"a b" = 1\n', ("é",), True, '"a b" = 1\n"é" = true\n'),
+        ("[a] # h\r\ny = 1\r\n", ("a", "x"), 1, "[a] # h\r\ny = 1\r\nx = 1\r\n"),
+        # What is set keeps its place, its blanks and its comment.
+        ("a = {y = 1, z = 2} # c\n", ("a", "y"), 3, "a = {y = 3, z = 2} # c\n"),
+        ("  x  =  [\n 1, # one\n]  # c\ny = 1", ("x",), [], "  x  =  []  # c\ny = 1"),
+        ("x = []\n", ("x",), [], "x = []\n"),
+        ("[a]\nb.x = 1\nb.y = 2\n", ("a", "b", "y"), 3, "[a]\nb.x = 1\nb.y = 3\n"),
+        # tomlkit does not read this document.
+        ("x = 1\n[[a]]\n[b]\n[a.c]\n", ("x",), 2, "x = 2\n[[a]]\n[b]\n[a.c]\n"),
     ],
 )
 def test_a_toml_key_is_set_where_a_person_would(
@@ -230,6 +238,7 @@ def test_a_toml_key_is_set_where_a_person_would(
         ('x = [\n  "a", # one\n]\n', 'x = [\n  "a", # one\n  "i",\n]\n'),
         ('x = [\n\t"a" # one\n]\n', 'x = [\n\t"a", # one\n\t"i"\n]\n'),
         ('x = [\r\n  "a",\r\n]\r\n', 'x = [\r\n  "a",\r\n  "i",\r\n]\r\n'),
+        ("x = [\n]\n", 'x = ["i"\n]\n'),
     ],
 )
 def test_an_item_joins_a_toml_list_in_its_manner(text: str, wanted: str) -> None:
@@ -265,6 +274,21 @@ def test_a_toml_key_is_taken_out(text: str, path: tuple[str, ...], wanted: str) 
 def test_a_json_member_is_taken_out(text: str, path: tuple[str, ...], wanted: str) -> None:
     """With its comma."""
     assert json_text.remove(text, path) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("x = [] # c\n", "x = [] # c\n"),
+        ("x = [\n]\n", "x = [\n]\n"),
+        ('x = ["a"] # c\n', "x = [] # c\n"),
+        ("x = 1\n", "x = []\n"),
+        ("x = {}\n", "x = []\n"),
+    ],
+)
+def test_a_toml_list_can_be_emptied(text: str, wanted: str) -> None:
+    """One that is empty already keeps its lines."""
+    assert edits.apply("toml", text, [(("x",), [])]) == wanted
 
 
 def test_null_is_as_good_as_nothing() -> None:

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The source of a TOML file: where its statements are, and whether an edit has its meaning.
+
+A TOML parser returns values without their positions. Pure; not on the start path.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+Path = tuple[str, ...]
+
+# tomllib's memory grows with the square of the parts of a key.
+LONG_KEY = re.compile(
+    r"""(?:^|[\[{,])[ \t]*(?:(?:[\w-]++|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){64}""", re.MULTILINE
+)
+# What a value or a header is made of, as far as finding its end needs it.
+TOKEN = re.compile(
+    r'"""(?:\\.|[^\\])*?"{3,5}'
+    r"|'''.*?'{3,5}"
+    r'|"(?:\\.|[^"\\\n])*"'
+    r"|'[^'\n]*'"
+    r"|\#[^\n]*"
+    r"|[\[\]{},=\n]"
+    r"|[ \t\r]+"
+    r"""|[^\s\[\]{},="'\#]+""",
+    re.DOTALL,
+)
+_SAMPLE = re.compile(r"#[ \t]*([A-Za-z0-9_-]+)[ \t]*=")
+
+
+class Statement(NamedTuple):
+    """A header ("table"), a key with its value ("key"), or a comment that shows one ("sample").
+
+    The span of its lines is *start* to *end*, that of its value *value* to *value_end*; the value
+    of a sample is the whole comment, a header has none. *in_array*: a [[header]], or a key below
+    one, whose path alone does not say which item it is in.
+    """
+
+    kind: Literal["table", "key", "sample"]
+    path: Path
+    start: int
+    end: int
+    value: int
+    value_end: int
+    in_array: bool
+
+
+def scan(text: str) -> Iterator[Statement]:
+    """Return the statements of *text*, which must be TOML; members of inline tables are none."""
+    table: Path = ()
+    in_array = False
+    tokens = list(TOKEN.finditer(text))
+    index = 0
+    while index < len(tokens):
+        word = tokens[index].group()
+        if word.isspace():
+            index += 1
+            continue
+        first = index
+        start = text.rfind("\n", 0, tokens[first].start()) + 1
+        if word.startswith("#"):
+            sample = _SAMPLE.match(word)
+            if sample and not text[start : tokens[first].start()].strip(" \t"):
+                at = tokens[first].start()
+                comment_end = at + len(word.removesuffix("\r"))
+                end = _line_end(text, tokens, first + 1)
+                path = (*table, sample.group(1))
+                yield Statement("sample", path, start, end, at, comment_end, in_array)
+            index += 1
+            continue
+        if word == "[":
+            last = _end_of_line(tokens, index)
+            header = text[tokens[first].start() : _value_end(tokens, first, last)]
+            in_array = header.startswith("[[")
+            table = _path(header)
+            end = _line_end(text, tokens, last)
+            yield Statement("table", table, start, end, end, end, in_array)
+            index = last
+            continue
+        while tokens[index].group() != "=":
+            index += 1
+        key = _path(text[tokens[first].start() : tokens[index].start()] + "= 0")
+        index += 1
+        while tokens[index].group().strip(" \t\r") == "":
+            index += 1
+        begin = tokens[index].start()
+        last = _end_of_line(tokens, index)
+        value_end = _value_end(tokens, index, last)
+        end = _line_end(text, tokens, last)
+        yield Statement("key", (*table, *key), start, end, begin, value_end, in_array)
+        index = last
+
+
+def _end_of_line(tokens: list[re.Match[str]], index: int) -> int:
+    """Return the index of the newline that ends the statement at *index*, or behind the last."""
+    depth = 0
+    while index < len(tokens):
+        word = tokens[index].group()
+        if word == "\n" and depth == 0:
+            return index
+        depth += (word in ("[", "{")) - (word in ("]", "}"))
+        index += 1
+    return index
+
+
+def _line_end(text: str, tokens: list[re.Match[str]], newline: int) -> int:
+    return tokens[newline].end() if newline < len(tokens) else len(text)
+
+
+def _value_end(tokens: list[re.Match[str]], first: int, last: int) -> int:
+    """Return the end of the value between the tokens, without blanks and a comment behind it."""
+    while last - 1 > first:
+        word = tokens[last - 1].group()
+        if not (word.startswith("#") or word.isspace()):
+            break
+        last -= 1
+    return tokens[last - 1].end()
+
+
+def _path(statement: str) -> Path:
+    """Return the path that a header or a key has."""
+    value: Any = tomllib.loads(statement)
+    path = []
+    while value and isinstance(value, (dict, list)):
+        if isinstance(value, list):
+            (value,) = value
+            continue
+        part, value = next(iter(value.items()))
+        path.append(part)
+    return tuple(path)
+
+
+def load(text: str) -> dict[str, Any]:
+    """Return the document that *text* is, with floats as text: nan is not equal to itself.
+
+    Raises ValueError if *text* is not TOML.
+    """
+    return tomllib.loads(text, parse_float=lambda number: f"float {number}")
+
+
+def has_meaning(text: str, wanted: Mapping[str, Any]) -> bool:
+    """Return whether *text* is the document *wanted*, apart from empty tables."""
+    try:
+        return without_empty(load(text)) == without_empty(_floats_as_text(wanted))
+    except (ValueError, RecursionError):
+        return False
+
+
+def without_empty(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return *table* without the tables that hold nothing."""
+    kept = {}
+    for key, value in table.items():
+        inner = without_empty(value) if isinstance(value, dict) else value
+        if inner != {}:
+            kept[key] = inner
+    return kept
+
+
+def _floats_as_text(value: Any) -> Any:  # noqa: ANN401 (any TOML value)
+    if isinstance(value, float):
+        return f"float {value!r}"
+    if isinstance(value, dict):
+        return {key: _floats_as_text(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_floats_as_text(item) for item in value]
+    return value
+
+
+def with_newlines_of(text: str, changed: str) -> str:
+    r"""Return *changed* with "\r\n" at its line ends if those of *text* all have it."""
+    has_crlf = "\r\n" in text and re.search(r"(?<!\r)\n", text) is None
+    return re.sub(r"\r?\n", "\r\n", changed) if has_crlf else changed
