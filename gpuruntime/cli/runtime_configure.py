@@ -15,10 +15,18 @@ import click
 
 from gpuruntime.cli.comma_option import CommaOption
 from gpuruntime.cli.output import write_stdout
-from gpuruntime.engines import config_paths, files, oci_hook, plans, records, targets, work
-from gpuruntime.engines.config_paths import Place
-from gpuruntime.engines.entry import Entry
-from gpuruntime.engines.plans import Plan
+from gpuruntime.engines import (
+    config_files,
+    config_paths,
+    file_changes,
+    file_sets,
+    files,
+    oci_hook,
+    undo_records,
+)
+from gpuruntime.engines.config_files import FileSet
+from gpuruntime.engines.config_paths import EngineConfig
+from gpuruntime.engines.runtime_entry import RuntimeEntry
 from gpuruntime.errors import ConfigError, escape
 
 # What the incumbent's flag says for "the engine's own default".
@@ -90,15 +98,18 @@ def configure(ctx: click.Context, /, **given: Any) -> None:  # noqa: ANN401 (cli
     if options.is_hook and not options.oci_hook_path:
         write_stdout(oci_hook.document(options.hook_program))
         return
-    place, found = options.plan()
-    for note in found.notes:
+    engine_config, file_set = options.file_set()
+    for note in file_set.notes:
         _warn(note)
     if options.undo:
-        _tell(work.undo(work.plan_undo(found.targets, options.state), options.state), place)
+        _tell(
+            file_changes.undo(file_changes.to_undo(file_set.files, options.state), options.state),
+            engine_config,
+        )
         return
-    changes = work.plan(found.targets, options.state)
+    changes = file_changes.to_configure(file_set.files, options.state)
     if not (options.dry_run or options.check):
-        _tell(work.configure(changes, options.state), place)
+        _tell(file_changes.configure(changes, options.state), engine_config)
     elif _show(changes) and options.check:
         ctx.exit(DIFFERENT)
 
@@ -133,7 +144,7 @@ class _Options:
     @property
     def state(self) -> str:
         """The directory of the records."""
-        return self.state_dir or records.default_directory(dict(os.environ), os.geteuid())
+        return self.state_dir or undo_records.default_directory(dict(os.environ), os.geteuid())
 
     @property
     def is_hook(self) -> bool:
@@ -146,55 +157,58 @@ class _Options:
         incumbent = "/usr/bin/nvidia-container-runtime-hook"
         return self.hook or (incumbent if self.is_incumbent else _installed(HOOK))
 
-    def plan(self) -> tuple[Place | None, Plan]:
+    def file_set(self) -> tuple[EngineConfig | None, FileSet]:
         """Return the engine, if it is one, and what there is to do; raise ConfigError if not."""
         if self.is_hook:
             text = oci_hook.document(self.hook_program)
             path = os.path.abspath(self.oci_hook_path)
-            return None, Plan([plans.whole(path, text)], [])
+            return None, FileSet([config_files.whole(path, text)], [])
         if self.config_mode not in ("", "config", "config-file"):
             _warn(f'ignoring unsupported config mode "{self.config_mode}"')
-        place = self.place()
-        entry = self.entry(place)
+        engine_config = self.engine_config()
+        entry = self.entry(engine_config)
         if self.undo:
-            return place, targets.for_undo(place, entry)
-        return place, targets.of(place, entry, self.source(place))
+            return engine_config, file_sets.to_undo(engine_config, entry)
+        return engine_config, file_sets.to_configure(
+            engine_config, entry, self.source(engine_config)
+        )
 
-    def place(self) -> Place:
+    def engine_config(self) -> EngineConfig:
         """Return where the engine's config is; raise ConfigError if that cannot be told."""
         host = config_paths.this_host()
         default = "docker" if self.is_incumbent else None
         brand = "nvidia" if self.is_incumbent else "gpuruntime"
         name = self.engine or default or config_paths.choose(host)
-        place = config_paths.find(name, host, brand)
+        engine_config = config_paths.find(name, host, brand)
         if self.config_path:
             path = os.path.abspath(self.config_path)
-            if place.family == "docker" and config_paths.is_of_snap(path):
+            if engine_config.family == "docker" and config_paths.is_of_snap(path):
                 raise config_paths.snap_refusal()
-            if path != place.config:
+            if path != engine_config.config:
                 if not self.is_incumbent:
-                    place = config_paths.beside(place, path, brand)
-                place = dataclasses.replace(place, config=path, socket="")
+                    engine_config = config_paths.beside(engine_config, path, brand)
+                engine_config = dataclasses.replace(engine_config, config=path, socket="")
         if self.drop_in is None or self.drop_in == SENTINEL:
-            return place
-        if self.drop_in and place.family in ("docker", "template"):
+            return engine_config
+        if self.drop_in and engine_config.family in ("docker", "template"):
             raise ConfigError(
-                f"{place.name} does not support drop-in configs", "leave --drop-in-config away"
+                f"{engine_config.name} does not support drop-in configs",
+                "leave --drop-in-config away",
             )
         if self.drop_in and not os.path.isabs(self.drop_in):
             raise ConfigError(
                 f'the drop-in "{self.drop_in}" is no absolute path', "give it from / on"
             )
-        return dataclasses.replace(place, drop_in=self.drop_in, last="")
+        return dataclasses.replace(engine_config, drop_in=self.drop_in, last="")
 
-    def entry(self, place: Place) -> Entry:
+    def entry(self, engine_config: EngineConfig) -> RuntimeEntry:
         """Return the runtime that the engine is to know; raise ConfigError if it cannot be."""
         brand = "nvidia" if self.is_incumbent else "gpuruntime"
         default = _installed(PROGRAM)
         if self.is_incumbent:
-            is_bare = place.family == "docker"
+            is_bare = engine_config.family == "docker"
             default = ("" if is_bare else "/usr/bin/") + "nvidia-container-runtime"
-        entry = Entry(
+        entry = RuntimeEntry(
             self.name or brand,
             self.path or default,
             is_default=self.set_as_default,
@@ -202,12 +216,12 @@ class _Options:
             annotations=self.annotations,
             has_systemd_cgroup=_kubelet_wants_systemd(),
         )
-        entry.check(is_absolute=place.family != "docker")
+        entry.check(is_absolute=engine_config.family != "docker")
         if entry.path.startswith("/") and not os.access(entry.path, os.X_OK) and not self.undo:
             _warn(f'there is no program "{entry.path}" yet')
         return entry
 
-    def source(self, place: Place) -> str | None:
+    def source(self, engine_config: EngineConfig) -> str | None:
         """Return the config as the engine's own program prints it, None if not asked for."""
         if self.config_source not in ("file", "command"):
             raise ConfigError(
@@ -215,18 +229,18 @@ class _Options:
             )
         if self.config_source == "file":
             return None
-        if place.family not in ("containerd", "crio"):
-            _warn(f"{place.name} prints no config: its file is read")
+        if engine_config.family not in ("containerd", "crio"):
+            _warn(f"{engine_config.name} prints no config: its file is read")
             return None
-        if place.family == "crio":
+        if engine_config.family == "crio":
             first = [self.executable_path or "crio", "status", "config"]
             return _ask([first, ["crio-status", "config"]])
         program = self.executable_path or "containerd"
-        chosen = ["--config", place.config] if os.path.exists(place.config) else []
+        chosen = ["--config", engine_config.config] if os.path.exists(engine_config.config) else []
         return _ask([[program, *chosen, "config", "dump"]])
 
 
-def _show(changes: list[work.Change]) -> bool:
+def _show(changes: list[file_changes.FileChange]) -> bool:
     """Print *changes*, and return whether there is one."""
     write_stdout("".join(change.diff() for change in changes))
     for change in changes:
@@ -239,17 +253,17 @@ def _warn(note: str) -> None:
     click.echo(f"warning: {escape(note)}", err=True)
 
 
-def _tell(done: list[str], place: Place | None) -> None:
+def _tell(done: list[str], engine_config: EngineConfig | None) -> None:
     """Say what was *done*, and what that needs to take effect."""
     for line in done:
         click.echo(escape(line), err=True)
-    if place is None or all(line.startswith("unchanged") for line in done):
+    if engine_config is None or all(line.startswith("unchanged") for line in done):
         return
-    if not place.restart:
+    if not engine_config.restart:
         click.echo("nothing to restart: the next container has it", err=True)
         return
-    note = f" ({place.note})" if place.note else ""
-    click.echo(f'to put it into effect, run "{place.restart}"{note}', err=True)
+    note = f" ({engine_config.note})" if engine_config.note else ""
+    click.echo(f'to put it into effect, run "{engine_config.restart}"{note}', err=True)
 
 
 def _installed(program: str) -> str:

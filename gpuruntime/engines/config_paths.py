@@ -22,7 +22,7 @@ _SNAP_DOCKER = ("/var/snap/docker/", "/snap/docker/")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EngineConfig:
     """An engine: the *config* to edit, the *drop_in* to write instead ("": there is none).
 
     *more* is another drop-in, of RKE2 and k3s only, *last* the one in place of *drop_in* where
@@ -42,8 +42,8 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
-    """What places depend on: the environment, the user, what exists, and the daemons."""
+class HostFacts:
+    """What engines' configs depend on: the environment, the user, files, and daemons."""
 
     environ: Mapping[str, str]
     uid: int
@@ -51,18 +51,18 @@ class Host:
     daemons: tuple[Daemon, ...]
 
 
-def this_host() -> Host:
+def this_host() -> HostFacts:
     """Return the host that this runs on."""
-    return Host(os.environ, os.geteuid(), os.path.lexists, tuple(daemons.running()))
+    return HostFacts(os.environ, os.geteuid(), os.path.lexists, tuple(daemons.running()))
 
 
 def names() -> tuple[str, ...]:
     """Return the names of the engines."""
-    return (*_PLACES, "docker-rootless")
+    return (*_ENGINES, "docker-rootless")
 
 
-def find(name: str, host: Host, brand: str) -> Place:
-    """Return the place of the engine *name*; a drop-in is named after *brand*.
+def find(name: str, host: HostFacts, brand: str) -> EngineConfig:
+    """Return the config of the engine *name*; a drop-in is named after *brand*.
 
     Raises ConfigError if there is no such engine, or if nothing can be done for it.
     """
@@ -71,10 +71,10 @@ def find(name: str, host: Host, brand: str) -> Place:
         raise snap_refusal()
     if name == "docker-rootless":
         config = os.path.join(_home_config(host), "docker", "daemon.json")
-        return Place(name, "docker", config, "", "systemctl --user restart docker")
-    if name not in _PLACES:
+        return EngineConfig(name, "docker", config, "", "systemctl --user restart docker")
+    if name not in _ENGINES:
         raise ConfigError(f"unrecognized runtime '{name}'", f"name one of {', '.join(names())}")
-    family, config, drop_in, restart = _PLACES[name]
+    family, config, drop_in, restart = _ENGINES[name]
     if name == "podman" and host.uid != 0:
         directory = os.path.join(_home_config(host), "containers")
         config = f"{directory}/containers.conf"
@@ -87,7 +87,7 @@ def find(name: str, host: Host, brand: str) -> Place:
     socket = CONTAINERD_SOCKET if config == "/etc/containerd/config.toml" else ""
     drop_in = drop_in.format(brand)
     last = _last(drop_in, brand) if name == "containerd" else ""
-    return Place(name, family, config, drop_in, restart, more, note, socket, last)
+    return EngineConfig(name, family, config, drop_in, restart, more, note, socket, last)
 
 
 def _last(drop_in: str, brand: str) -> str:
@@ -95,25 +95,25 @@ def _last(drop_in: str, brand: str) -> str:
     return drop_in and os.path.join(os.path.dirname(drop_in), f"zz-{brand}.toml")
 
 
-def beside(place: Place, path: str, brand: str) -> Place:
-    """Return *place* for the config *path* that the engine is told to read, not its usual one.
+def beside(engine: EngineConfig, path: str, brand: str) -> EngineConfig:
+    """Return *engine* for the config *path* that the engine is told to read, not its usual one.
 
     containerd imports from anywhere. CRI-O and podman have their drop-ins in one directory, which
     is of no use to somebody who runs them on another file: that is edited itself.
     """
     directory = os.path.dirname(path)
-    drop_in = place.drop_in
-    if place.family in ("crio", "podman"):
+    drop_in = engine.drop_in
+    if engine.family in ("crio", "podman"):
         drop_in = ""
     elif drop_in:
         name = os.path.basename(os.path.dirname(drop_in))
         drop_in = os.path.join(directory, name, f"99-{brand}.toml")
-    more = place.more and os.path.join(directory, os.path.basename(place.more))
-    last = place.last and _last(drop_in, brand)
-    return dataclasses.replace(place, config=path, drop_in=drop_in, more=more, last=last)
+    more = engine.more and os.path.join(directory, os.path.basename(engine.more))
+    last = engine.last and _last(drop_in, brand)
+    return dataclasses.replace(engine, config=path, drop_in=drop_in, more=more, last=last)
 
 
-_PLACES: dict[str, tuple[Family, str, str, str]] = {
+_ENGINES: dict[str, tuple[Family, str, str, str]] = {
     "docker": ("docker", "/etc/docker/daemon.json", "", "systemctl restart docker"),
     "containerd": (
         "containerd",
@@ -166,7 +166,7 @@ _TRACES = {
 }
 
 
-def present(host: Host) -> list[str]:
+def present(host: HostFacts) -> list[str]:
     """Return the names of the engines that are here; docker's containerd does not count."""
     found = [name for name, paths in _TRACES.items() if any(map(host.exists, paths))]
     found += [
@@ -184,7 +184,7 @@ def present(host: Host) -> list[str]:
     return found
 
 
-def choose(host: Host) -> str:
+def choose(host: HostFacts) -> str:
     """Return the name of the one engine that is here; raise ConfigError if it is not one."""
     found = present(host)
     if len(found) == 1:
@@ -196,12 +196,12 @@ def choose(host: Host) -> str:
     )
 
 
-def _is_of_its_own(host: Host) -> bool:
+def _is_of_its_own(host: HostFacts) -> bool:
     """Return whether a containerd with its own config is there, not one of docker or of k3s."""
     return host.exists("/etc/containerd/config.toml") and host.exists("/var/lib/kubelet")
 
 
-def _is_snap(host: Host) -> bool:
+def _is_snap(host: HostFacts) -> bool:
     """Return whether the docker of this host is the snap, and no other."""
     running = [daemon for daemon in host.daemons if daemon.name == "docker"]
     if running:
@@ -224,12 +224,12 @@ def snap_refusal() -> ConfigError:
     )
 
 
-def _home_config(host: Host) -> str:
+def _home_config(host: HostFacts) -> str:
     home = host.environ.get("HOME") or "/"
     return host.environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
 
 
-def _of_daemon(name: str, host: Host) -> str | None:
+def _of_daemon(name: str, host: HostFacts) -> str | None:
     """Return the config that the running daemon was told to read, None if none or by default."""
     told = {daemon.config for daemon in host.daemons if daemon.name == name and daemon.config}
     return told.pop() if len(told) == 1 else None

@@ -1,152 +1,139 @@
 # SPDX-License-Identifier: Apache-2.0
-"""containerd's config.toml, versions 1 to 3: edited in place, or extended by a drop-in.
-
-Before 2.1, containerd takes the table of a plugin from the last file that has it, so a drop-in
-must contain a copy of the whole table.
-"""
+"""The config files of containerd and MicroK8s, which import others, and how each is changed."""
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 import fnmatch
 import glob
 import os
 from collections.abc import Mapping
 from typing import Any
 
-from gpuruntime.engines import files, toml_render, toml_text
-from gpuruntime.engines.edits import Edit, Path, look_up, put, table_at
-from gpuruntime.engines.entry import Entry, candidates
+from gpuruntime.engines import containerd_document, containerd_socket, files, toml_text
+from gpuruntime.engines.config_files import FileSet, drop_in, edited
+from gpuruntime.engines.config_paths import EngineConfig
+from gpuruntime.engines.document_edits import Edit, table_at
 from gpuruntime.engines.errors import BadFileError
+from gpuruntime.engines.runtime_entry import RuntimeEntry
 from gpuruntime.errors import ConfigError
-from gpuruntime.formats import toml_source
-
-RUNTIME_TYPE = "io.containerd.runc.v2"
-# For a config file that is not there yet: every containerd from 1.2 on reads it.
-NEW_VERSION = 2
-_PLUGINS = {1: "cri", 2: "io.containerd.grpc.v1.cri"}
-_PLUGIN = "io.containerd.cri.v1.runtime"
-_BARE_RUNTIME = {
-    "privileged_without_host_devices": False,
-    "runtime_engine": "",
-    "runtime_root": "",
-    "runtime_type": RUNTIME_TYPE,
-}
 
 
-def version_of(document: Mapping[str, Any]) -> int:
-    """Return the version of a config; raise BadFileError if that is none."""
-    if not document:
-        return NEW_VERSION
-    version = document.get("version", 1)
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise BadFileError("has a version that is no number from 1 on", "correct it")
-    return version
+def files_of(engine: EngineConfig, entry: RuntimeEntry, source: str | None) -> FileSet:
+    """Return the files of *engine*, a containerd or a MicroK8s; may raise BadFileError.
 
-
-def plugin_path(version: int) -> Path:
-    """Return where the settings of the CRI plugin are in a config of this *version*."""
-    return ("plugins", _PLUGINS.get(version, _PLUGIN))
-
-
-def is_cri_disabled(document: Mapping[str, Any]) -> bool:
-    """Return whether *document* turns the CRI plugin off, as docker's containerd package does."""
-    disabled = document.get("disabled_plugins", [])
-    names = {"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"}
-    return isinstance(disabled, list) and any(name in names for name in disabled)
-
-
-def runtime_to_copy(cri: Mapping[str, Any], own: str) -> dict[str, Any] | None:
-    """Return the settings of the runtime that *own* takes after; None if none is configured."""
-    runtimes = table_at(cri, ("containerd", "runtimes"))
-    for name in candidates(look_up(cri, ("containerd", "default_runtime_name")), own):
-        if name in runtimes:
-            return copy.deepcopy(table_at(runtimes, (name,)))
-    return None
-
-
-def _runtime(
-    cri: Mapping[str, Any], fallback: Mapping[str, Any], entry: Entry, version: int
-) -> dict[str, Any]:
-    """Return the table of the runtime *entry*: a copy, but for the program that is run."""
-    copied = runtime_to_copy(cri, entry.name) or runtime_to_copy(fallback, entry.name)
-    table = copied if copied is not None else dict(_BARE_RUNTIME)
-    if not table.get("runtime_type"):
-        table["runtime_type"] = RUNTIME_TYPE
-    options = table.setdefault("options", {})
-    if not isinstance(options, dict):
-        raise BadFileError('has "options" of a runtime that are no table', "correct it")
-    options["BinaryName"] = entry.path
-    if version == 1:
-        options["Runtime"] = entry.path
-    if copied is None and entry.has_systemd_cgroup:
-        options["SystemdCgroup"] = True
-    if entry.annotations:
-        table["container_annotations"] = _annotations(table, entry)
-    return table
-
-
-def _annotations(table: Mapping[str, Any], entry: Entry) -> list[str]:
-    known = table.get("container_annotations", [])
-    if not isinstance(known, list) or not all(isinstance(item, str) for item in known):
-        raise BadFileError("has container_annotations that are no list of strings", "correct it")
-    ours = entry.annotation_patterns()
-    return [*ours, *(item for item in known if item not in ours)]
-
-
-def configure(
-    document: Mapping[str, Any],
-    entry: Entry,
-    version: int,
-    fallback: Mapping[str, Any] | None = None,
-) -> list[Edit]:
-    """Return the edits that make *entry* known to the config *document*, which has all itself.
-
-    If it has no runtime to copy, that is looked for in *fallback*, another CRI table. Raises
-    BadFileError if something else is where a table must be.
+    *source* is the config as the program prints it, None for that of the file.
     """
-    base = plugin_path(version)
-    cri = table_at(document, base)
-    containerd = (*base, "containerd")
-    runtimes = table_at(cri, ("containerd", "runtimes"))
-    if entry.name in runtimes:
-        table_at(runtimes, (entry.name,))
-    default = look_up(cri, ("containerd", "default_runtime_name"))
-    found: list[Edit] = []
-    if "version" not in document:
-        found.append((("version",), version))
-    if entry.has_cdi:
-        place = containerd if version == 1 else base
-        found.append(((*place, "enable_cdi"), True))
-    if entry.is_default:
-        found.append(((*containerd, "default_runtime_name"), entry.name))
-    elif default == entry.name:
-        found.append(((*containerd, "default_runtime_name"), None))
-    table = _runtime(cri, fallback or {}, entry, version)
-    found.append(((*containerd, "runtimes", entry.name), table))
+    text = files.read(engine.config)
+    if text is None and engine.name == "microk8s":
+        # Nothing but what microk8s has put there is a template.
+        raise ConfigError(f'there is no "{engine.config}"', "install microk8s first")
+    main = toml_text.parse(text or "")
+    version = containerd_document.version_of(main) if main else _new_version(engine.socket)
+    known = main
+    if source is not None and (version > 1 or not main):
+        known = toml_text.parse(source)
+        version = containerd_document.version_of(known)
+        if main and containerd_document.version_of(main) > version:
+            raise ConfigError(
+                f'"{engine.config}" has version {containerd_document.version_of(main)}, but the '
+                f"containerd that was asked has version {version}: it is another one",
+                'name its program with "--executable-path", or use "--config-source file"',
+            )
+    cri = table_at(known, containerd_document.plugin_path(version))
+    notes = []
+    if containerd_document.is_cri_disabled(main):
+        notes.append(
+            f'"{engine.config}" turns the CRI plugin off by "disabled_plugins": Kubernetes gets '
+            "no runtime from this containerd"
+        )
+    if (
+        containerd_document.runtime_to_copy(cri, entry.name) is None
+        and not entry.has_systemd_cgroup
+    ):
+        notes.append(
+            f'no runtime to take options from: "{entry.name}" has the defaults, without '
+            "SystemdCgroup"
+        )
+    if version == 1 or not engine.drop_in:
+        target = edited(
+            engine.config,
+            "toml",
+            lambda document: containerd_document.configure(
+                document,
+                entry,
+                containerd_document.version_of(document) if document else version,
+                cri,
+            ),
+            lambda document: containerd_document.remove(document, entry.name),
+        )
+        return FileSet([target], notes)
+    engine = _read_last(engine, main)
+    before, after = imported(main, engine.config, engine.drop_in)
+    notes += [
+        f'"{path}" is read after "{engine.drop_in}": a containerd before 2.1 takes all settings '
+        "of the CRI plugin from the last file, and forgets ours"
+        for path in after
+        if has_cri(path)
+    ]
+    effective = cri if source is not None else effective_cri(cri, version, before)
+    fresh = containerd_document.drop_in(effective, entry, version, cri)
+    return FileSet(
+        [
+            drop_in(
+                engine.drop_in,
+                fresh,
+                lambda document: containerd_document.remove(document, entry.name),
+            ),
+            edited(
+                engine.config,
+                "toml",
+                lambda document: imports(document, engine.config, engine.drop_in, version),
+                lambda document: _without_import(document, engine.drop_in),
+            ),
+        ],
+        notes,
+    )
+
+
+def _read_last(engine: EngineConfig, main: Mapping[str, Any]) -> EngineConfig:
+    """Return *engine* with the other drop-in if the usual one would be read before somebody's.
+
+    Once that is there it stays, whatever becomes of those.
+    """
+    _, after = imported(main, engine.config, engine.drop_in)
+    others = [path for path in after if path != engine.last]
+    if engine.last and (os.path.exists(engine.last) or any(map(has_cri, others))):
+        return dataclasses.replace(engine, drop_in=engine.last)
+    return engine
+
+
+def drop_ins(engine: EngineConfig) -> list[EngineConfig]:
+    """Return *engine* for each drop-in of ours that is there; the usual one if none is."""
+    paths = [path for path in (engine.drop_in, engine.last) if path and os.path.exists(path)]
+    return [
+        dataclasses.replace(engine, drop_in=path, last="") for path in paths or [engine.drop_in]
+    ]
+
+
+def _new_version(socket: str) -> int:
+    """Return the version that a new config is to have for the containerd at *socket*."""
+    major = containerd_socket.major_version(socket) if socket else None
+    return containerd_document.NEW_VERSION if major is None or major < 2 else 3
+
+
+def _without_import(document: Mapping[str, Any], target: str) -> list[Edit]:
+    """Return the edits by which the drop-in *target* is no longer imported, if it is the only."""
+    pattern = import_of(target)
+    known = document.get("imports", [])
+    others = [path for path in glob.glob(pattern) if path != target]
+    if not isinstance(known, list) or pattern not in known or others:
+        return []
+    kept = [item for item in known if item != pattern]
+    found: list[Edit] = [(("imports",), kept or None)]
+    if not document.keys() - {"imports", "version"} and not kept:
+        found.append((("version",), None))
     return found
-
-
-def drop_in(cri: Mapping[str, Any], entry: Entry, version: int, main: Mapping[str, Any]) -> str:
-    """Return the text of a drop-in: the settings *cri* of the plugin, and *entry*.
-
-    *main* are the settings of the main file, for what *cri* lacks.
-    """
-    base = plugin_path(version)
-    document: dict[str, Any] = {"version": version, "plugins": {base[1]: copy.deepcopy(dict(cri))}}
-    for path, value in configure(document, entry, version, main):
-        put(document, path, value)
-    return toml_render.render(toml_source.without_empty(document))
-
-
-def patch(entry: Entry, version: int, source: Mapping[str, Any]) -> str:
-    """Return the text of a drop-in that is merged, not copied over: *entry* and nothing else."""
-    base = plugin_path(version)
-    document: dict[str, Any] = {"version": version}
-    for path, value in configure({"version": version}, entry, version, table_at(source, base)):
-        if value is not None:
-            put(document, path, value)
-    return toml_render.render(document)
 
 
 def imports(document: Mapping[str, Any], path: str, target: str, version: int) -> list[Edit]:
@@ -195,7 +182,9 @@ def has_cri(path: str) -> bool:
 def _cri_of(path: str) -> dict[str, Any]:
     try:
         document = toml_text.parse(files.read(path) or "")
-        return table_at(document, plugin_path(version_of(document)))
+        return table_at(
+            document, containerd_document.plugin_path(containerd_document.version_of(document))
+        )
     except BadFileError as error:
         raise error.of(path) from error
 
@@ -208,7 +197,7 @@ def effective_cri(cri: Mapping[str, Any], version: int, before: list[str]) -> di
     for path in reversed(before):
         found = _cri_of(path)
         if found:
-            if version_of(toml_text.parse(files.read(path) or "")) != version:
+            if containerd_document.version_of(toml_text.parse(files.read(path) or "")) != version:
                 raise ConfigError(
                     f'"{path}" has another version than the file that imports it',
                     "write both in one version",
@@ -224,7 +213,7 @@ def _patterns(document: Mapping[str, Any], path: str) -> list[str]:
     as one beside the file.
     """
     directory = os.path.dirname(os.path.abspath(path))
-    has_old_rule = version_of(document) < 3
+    has_old_rule = containerd_document.version_of(document) < 3
     return [
         os.path.normpath(os.path.join(directory, pattern))
         for pattern in document.get("imports", [])
@@ -238,25 +227,3 @@ def _is_match(pattern: str, path: str) -> bool:
     return len(wanted) == len(parts) and all(
         fnmatch.fnmatchcase(part, glob_) for part, glob_ in zip(parts, wanted, strict=True)
     )
-
-
-def remove(document: Mapping[str, Any], name: str) -> list[Edit]:
-    """Return the edits that take the runtime *name* out, and the tables that are empty then."""
-    base = plugin_path(version_of(document))
-    containerd = (*base, "containerd")
-    rest = copy.deepcopy(dict(document))
-    found: list[Edit] = []
-    if look_up(document, (*containerd, "default_runtime_name")) == name:
-        found.append(((*containerd, "default_runtime_name"), None))
-    path: Path = (*containerd, "runtimes", name)
-    if name in table_at(document, path[:-1]):
-        found.append((path, None))
-    for gone, _ in found:
-        put(rest, gone, None)
-    while found and len(path) > 1:
-        path = path[:-1]
-        if look_up(rest, path) != {}:
-            break
-        found.append((path, None))
-        put(rest, path, None)
-    return found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CRI-O's crio.conf and its drop-ins, which it merges key by key; pure."""
+"""CRI-O's crio.conf and its drop-ins, which it merges key by key."""
 
 from __future__ import annotations
 
@@ -7,15 +7,26 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from gpuruntime.engines.edits import Edit, look_up, table_at
-from gpuruntime.engines.entry import Entry, candidates
+from gpuruntime.engines import toml_text
+from gpuruntime.engines.config_files import (
+    FileSet,
+    drop_in,
+    earlier_drop_ins,
+    edited,
+    load_toml,
+)
+from gpuruntime.engines.config_paths import EngineConfig
+from gpuruntime.engines.document_edits import Edit, look_up, rendered, table_at
+from gpuruntime.engines.runtime_entry import RuntimeEntry, candidates
 
 RUNTIME = ("crio", "runtime")
 RUNTIMES = (*RUNTIME, "runtimes")
 DEFAULT = (*RUNTIME, "default_runtime")
 
 
-def configure(document: Mapping[str, Any], entry: Entry, source: Mapping[str, Any]) -> list[Edit]:
+def configure(
+    document: Mapping[str, Any], entry: RuntimeEntry, source: Mapping[str, Any]
+) -> list[Edit]:
     """Return the edits of *document* that make *entry* known.
 
     It takes after a runtime of *source*, the config in force. Raises BadFileError if something
@@ -62,3 +73,31 @@ def _merge_into(merged: dict[str, Any], document: Mapping[str, Any]) -> None:
             _merge_into(merged[key], value)
         else:
             merged[key] = copy.deepcopy(value)
+
+
+def files_of(engine: EngineConfig, entry: RuntimeEntry, source: str | None) -> FileSet:
+    """Return the files of *engine* for *entry*; raise ConfigError or BadFileError.
+
+    *source* is the config as CRI-O prints it, None for that of its files.
+    """
+    notes = ["CRI-O's CDI is always on: --cdi.enabled changes nothing"] if entry.has_cdi else []
+    if source is not None:
+        known = toml_text.parse(source)
+    else:
+        known = merge(
+            [load_toml(path) for path in (engine.config, *earlier_drop_ins(engine.drop_in, "*"))]
+        )
+
+    def without(document: Mapping[str, Any]) -> list[Edit]:
+        return remove(document, entry.name)
+
+    if not engine.drop_in:
+        target = edited(
+            engine.config,
+            "toml",
+            lambda document: configure(document, entry, known),
+            without,
+        )
+        return FileSet([target], notes)
+    fresh = rendered(configure({}, entry, known))
+    return FileSet([drop_in(engine.drop_in, fresh, without)], notes)

@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docker's daemon.json; pure."""
+"""docker's daemon.json."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from gpuruntime.engines.edits import Edit, look_up, table_at
-from gpuruntime.engines.entry import Entry
+from gpuruntime.engines.config_files import FileSet, edited
+from gpuruntime.engines.config_paths import EngineConfig
+from gpuruntime.engines.document_edits import Edit, look_up, table_at
+from gpuruntime.engines.runtime_entry import RuntimeEntry
+from gpuruntime.errors import ConfigError
 
 RUNTIMES = "runtimes"
 DEFAULT = "default-runtime"
 
 
-def configure(document: Mapping[str, Any], entry: Entry) -> list[Edit]:
+def configure(document: Mapping[str, Any], entry: RuntimeEntry) -> list[Edit]:
     """Return the edits that make *entry* known; raise BadFileError if *document* is in the way."""
     table_at(document, (RUNTIMES,))
     edits: list[Edit] = []
@@ -35,3 +38,21 @@ def remove(document: Mapping[str, Any], name: str) -> list[Edit]:
     if look_up(document, (DEFAULT,)) == name:
         edits.append(((DEFAULT,), "runc"))
     return edits
+
+
+def files_of(engine: EngineConfig, entry: RuntimeEntry, source: str | None) -> FileSet:
+    """Return the files of *engine* for *entry*; raise ConfigError or BadFileError."""
+    del source
+    if engine.drop_in:
+        raise ConfigError("docker does not support drop-in configs", "leave --drop-in-config away")
+    return FileSet(
+        [
+            edited(
+                engine.config,
+                "json",
+                lambda document: configure(document, entry),
+                lambda document: remove(document, entry.name),
+            )
+        ],
+        [],
+    )

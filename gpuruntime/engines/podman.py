@@ -1,15 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""podman's containers.conf and its drop-ins; pure."""
+"""podman's containers.conf and its drop-ins."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from gpuruntime.engines.edits import Edit, look_up, table_at
-from gpuruntime.engines.entry import Entry
+from gpuruntime.engines.config_files import (
+    FileSet,
+    drop_in,
+    earlier_drop_ins,
+    edited,
+    load_toml,
+)
+from gpuruntime.engines.config_paths import EngineConfig
+from gpuruntime.engines.document_edits import Edit, look_up, rendered, table_at
 from gpuruntime.engines.errors import BadFileError
+from gpuruntime.engines.runtime_entry import RuntimeEntry
 
+DEFAULTS = "/usr/share/containers/containers.conf"
 RUNTIME = ("engine", "runtime")
 RUNTIMES = ("engine", "runtimes")
 # A list replaces the one before it, also podman's own: ours must begin with that.
@@ -18,7 +27,7 @@ _DEFAULT_JSON = ["crun", "runc", "kata", "runsc", "youki", "krun"]
 
 
 def configure(
-    document: Mapping[str, Any], entry: Entry, known: list[Any] | None = None
+    document: Mapping[str, Any], entry: RuntimeEntry, known: list[Any] | None = None
 ) -> list[Edit]:
     """Return the edits of *document* that make *entry* known, and read its errors as JSON.
 
@@ -56,3 +65,27 @@ def remove(document: Mapping[str, Any], name: str) -> list[Edit]:
     if name in runtimes:
         edits.append((RUNTIMES if len(runtimes) == 1 else (*RUNTIMES, name), None))
     return edits
+
+
+def files_of(engine: EngineConfig, entry: RuntimeEntry, source: str | None) -> FileSet:
+    """Return the files of *engine* for *entry*; raise ConfigError or BadFileError."""
+    del source
+    notes = ["podman's CDI is always on: --cdi.enabled changes nothing"] if entry.has_cdi else []
+
+    def without(document: Mapping[str, Any]) -> list[Edit]:
+        return remove(document, entry.name)
+
+    known: list[Any] | None = None
+    paths = [DEFAULTS]
+    if engine.drop_in:
+        paths += [engine.config, *earlier_drop_ins(engine.drop_in, "*.conf")]
+    for path in paths:
+        names = look_up(load_toml(path), JSON)
+        known = names if isinstance(names, list) else known
+    if not engine.drop_in:
+        target = edited(
+            engine.config, "toml", lambda document: configure(document, entry, known), without
+        )
+        return FileSet([target], notes)
+    fresh = rendered(configure({}, entry, known))
+    return FileSet([drop_in(engine.drop_in, fresh, without)], notes)

@@ -15,13 +15,13 @@ from effort import tries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuruntime.engines import targets, work
-from gpuruntime.engines.config_paths import Family, Place
-from gpuruntime.engines.entry import Entry
+from gpuruntime.engines import file_changes, file_sets
+from gpuruntime.engines.config_paths import EngineConfig, Family
+from gpuruntime.engines.runtime_entry import RuntimeEntry
 
 pytestmark = pytest.mark.property
 
-ENTRY = Entry("gpuruntime", "/usr/bin/gpu-container-runtime", is_default=True, has_cdi=True)
+ENTRY = RuntimeEntry("gpuruntime", "/usr/bin/gpu-container-runtime", is_default=True, has_cdi=True)
 NAMES = st.sampled_from(
     ["runc", "kata", "x", "a b", 'q"uote', "é", "default_runtime_name", "k.y", "features", "#no"]
 )
@@ -209,15 +209,15 @@ def test_configure_adds_ours_and_undo_gives_every_byte_back(
         path = Path(directory, "config")
         state = str(Path(directory, "state"))
         path.write_bytes(text.encode())
-        place = Place(family, family, str(path), "", "")
-        planned = targets.of(place, ENTRY).targets
-        work.configure(work.plan(planned, state), state)
+        place = EngineConfig(family, family, str(path), "", "")
+        planned = file_sets.to_configure(place, ENTRY).files
+        file_changes.configure(file_changes.to_configure(planned, state), state)
         configured = path.read_bytes().decode()
         before, after = _parse(family, text), _parse(family, configured)
         assert _normal(_without_ours(after, before)) == _normal(before)
         assert ENTRY.name in configured
-        assert [c for c in work.plan(planned, state) if c.before != c.after] == []
-        work.undo(work.plan_undo(planned, state), state)
+        assert [c for c in file_changes.to_configure(planned, state) if c.before != c.after] == []
+        file_changes.undo(file_changes.to_undo(planned, state), state)
         assert path.read_bytes().decode() == text
 
 
@@ -231,8 +231,10 @@ def test_undo_after_another_edit_leaves_that_edit(family: Family, data: st.DataO
         path = Path(directory, "config")
         state = str(Path(directory, "state"))
         path.write_bytes(text.encode())
-        place = Place(family, family, str(path), "", "")
-        work.configure(work.plan(targets.of(place, ENTRY).targets, state), state)
+        place = EngineConfig(family, family, str(path), "", "")
+        file_changes.configure(
+            file_changes.to_configure(file_sets.to_configure(place, ENTRY).files, state), state
+        )
         configured = path.read_bytes().decode()
         if family == "docker":
             brace = configured.index("{") + 1
@@ -240,7 +242,9 @@ def test_undo_after_another_edit_leaves_that_edit(family: Family, data: st.DataO
         else:
             edited = f"{configured}\n[theirs]\nkey = 1 # kept"
         path.write_bytes(edited.encode())
-        work.undo(work.plan_undo(targets.for_undo(place, ENTRY).targets, state), state)
+        file_changes.undo(
+            file_changes.to_undo(file_sets.to_undo(place, ENTRY).files, state), state
+        )
         left = _parse(family, path.read_bytes().decode())
         assert left.pop("theirs") == (1 if family == "docker" else {"key": 1})
         assert _pruned(left) == _pruned(_parse(family, text))

@@ -12,9 +12,17 @@ from typing import Any
 from gpuruntime.cli.checks import processes
 from gpuruntime.cli.checks.examined_machine import ExaminedMachine
 from gpuruntime.cli.checks.processes import Process
-from gpuruntime.engines import config_paths, containerd, crio, docker, edits, podman, template
+from gpuruntime.engines import (
+    config_paths,
+    containerd_document,
+    crio,
+    docker,
+    document_edits,
+    podman,
+    rancher,
+)
 from gpuruntime.engines.daemons import Daemon
-from gpuruntime.engines.edits import look_up, table_at
+from gpuruntime.engines.document_edits import look_up, table_at
 from gpuruntime.engines.errors import BadFileError
 from gpuruntime.errors import ConfigError
 
@@ -91,7 +99,7 @@ def is_snap(machine: ExaminedMachine) -> bool:
     return False
 
 
-def _host(machine: ExaminedMachine) -> config_paths.Host:
+def _host(machine: ExaminedMachine) -> config_paths.HostFacts:
     daemons = []
     for process in processes.running(machine, "dockerd", "containerd", "crio"):
         name = {"dockerd": "docker"}.get(process.name, process.name)
@@ -102,7 +110,7 @@ def _host(machine: ExaminedMachine) -> config_paths.Host:
             is_path = config is not None and config.startswith("/")
             daemons.append(Daemon(name, program, config if is_path else None))
     # As root: what is asked is which engines the host has, not which ours are.
-    return config_paths.Host(machine.environ, 0, machine.exists, tuple(daemons))
+    return config_paths.HostFacts(machine.environ, 0, machine.exists, tuple(daemons))
 
 
 def _daemon(machine: ExaminedMachine, engine: str) -> Process | None:
@@ -116,7 +124,7 @@ def _daemon(machine: ExaminedMachine, engine: str) -> Process | None:
     return found[0] if found else None
 
 
-def _drop_ins(machine: ExaminedMachine, place: config_paths.Place) -> list[str]:
+def _drop_ins(machine: ExaminedMachine, place: config_paths.EngineConfig) -> list[str]:
     if place.family == "podman":
         return machine.glob(posixpath.dirname(place.drop_in), "*.conf")
     if place.family == "crio":
@@ -156,8 +164,8 @@ def _parse(machine: ExaminedMachine, path: str) -> dict[str, Any]:
     if text is None:
         raise BadFileError("is no file that can be read", "correct it")
     if path.endswith(".json"):
-        return edits.parse("json", text) if text.strip() else {}
-    return edits.parse("toml", text)
+        return document_edits.parse("json", text) if text.strip() else {}
+    return document_edits.parse("toml", text)
 
 
 def _imported(machine: ExaminedMachine, path: str, document: Mapping[str, Any]) -> Iterator[str]:
@@ -179,7 +187,7 @@ def _docker(engine: Engine, document: Mapping[str, Any]) -> None:
 
 
 def _containerd(engine: Engine, document: Mapping[str, Any]) -> None:
-    base = containerd.plugin_path(containerd.version_of(document))
+    base = containerd_document.plugin_path(containerd_document.version_of(document))
     cri = table_at(document, base)
     for name, item in table_at(cri, ("containerd", "runtimes")).items():
         program = look_up(item, _RUNTIME_OF_CLASS) if isinstance(item, dict) else None
@@ -219,7 +227,7 @@ def _template(machine: ExaminedMachine, engine: Engine, directory: str) -> None:
     _load(machine, made, [f"{directory}/config.toml"], _containerd)
     engine.generated, engine.default = made.runtimes, made.default
     engine.spec_dirs, engine.has_cdi, engine.problem = made.spec_dirs, made.has_cdi, made.problem
-    for name in template.NAMES:
+    for name in rancher.NAMES:
         text = machine.read(f"{directory}/{name}")
         if text is not None:
             engine.paths.append(f"{directory}/{name}")

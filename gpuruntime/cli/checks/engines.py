@@ -11,7 +11,7 @@ from gpuruntime.cli.checks import driver_checks, engine_files, processes, reader
 from gpuruntime.cli.checks.engine_files import Engine
 from gpuruntime.cli.checks.examined_machine import ExaminedMachine, modified
 from gpuruntime.cli.checks.finding import Note, fail, ok, warn
-from gpuruntime.engines import config_paths, template
+from gpuruntime.engines import config_paths, rancher
 
 _KUBELET = "/var/lib/kubelet"
 _BUILDKIT = ("/etc/buildkit/buildkitd.toml", "/etc/buildkitd.toml")
@@ -70,9 +70,7 @@ def _engine(machine: ExaminedMachine, engine: Engine) -> Iterator[Note]:
     lost = [
         name
         for name, path in engine.generated.items()
-        if _is_ours(machine, path)
-        and name not in engine.runtimes
-        and name not in template.DETECTED
+        if _is_ours(machine, path) and name not in engine.runtimes and name not in rancher.DETECTED
     ]
     if lost:
         yield fail(

@@ -9,21 +9,28 @@ from pathlib import Path
 
 import pytest
 
-from gpuruntime.engines import config_paths, containerd, daemons, targets, template
-from gpuruntime.engines.config_paths import Host, Place
+from gpuruntime.engines import (
+    config_paths,
+    containerd,
+    containerd_document,
+    daemons,
+    file_sets,
+    rancher,
+)
+from gpuruntime.engines.config_paths import EngineConfig, HostFacts
 from gpuruntime.engines.daemons import Daemon
-from gpuruntime.engines.entry import Entry
+from gpuruntime.engines.runtime_entry import RuntimeEntry
 from gpuruntime.errors import ConfigError
 
-ENTRY = Entry("gpuruntime", "/usr/bin/gpu-container-runtime")
+ENTRY = RuntimeEntry("gpuruntime", "/usr/bin/gpu-container-runtime")
 SNAP = Daemon("docker", "/snap/docker/2915/bin/dockerd", None)
 
 
 def host(
     *paths: str, uid: int = 0, running: tuple[Daemon, ...] = (), home: str = "/home/u"
-) -> Host:
+) -> HostFacts:
     """Return a host where *paths* exist."""
-    return Host({"HOME": home}, uid, set(paths).__contains__, running)
+    return HostFacts({"HOME": home}, uid, set(paths).__contains__, running)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +56,7 @@ def host(
         (host("/snap/docker"), "snap-docker"),
     ],
 )
-def test_the_one_engine_that_is_here_is_meant(here: Host, name: str) -> None:
+def test_the_one_engine_that_is_here_is_meant(here: HostFacts, name: str) -> None:
     """Most hosts have one."""
     assert config_paths.choose(here) == name
 
@@ -65,7 +72,7 @@ def test_the_one_engine_that_is_here_is_meant(here: Host, name: str) -> None:
         (host(), "no engine found"),
     ],
 )
-def test_several_engines_or_none_are_listed(here: Host, what: str) -> None:
+def test_several_engines_or_none_are_listed(here: HostFacts, what: str) -> None:
     """To take the first would configure the wrong one in silence."""
     with pytest.raises(ConfigError, match=what) as caught:
         config_paths.choose(here)
@@ -133,7 +140,9 @@ def test_a_user_s_podman_has_the_user_s_places() -> None:
     assert found.config == "/home/u/.config/containers/containers.conf"
     assert found.drop_in == "/home/u/.config/containers/containers.conf.d/99-gpuruntime.conf"
     environ = {"HOME": "/home/u", "XDG_CONFIG_HOME": "/x"}
-    other = config_paths.find("podman", Host(environ, 1000, lambda _: False, ()), "gpuruntime")
+    other = config_paths.find(
+        "podman", HostFacts(environ, 1000, lambda _: False, ()), "gpuruntime"
+    )
     assert other.config == "/x/containers/containers.conf"
 
 
@@ -156,7 +165,7 @@ def test_the_file_that_the_running_daemon_was_told_to_read_is_meant() -> None:
         host("/snap/docker", "/usr/bin/dockerd", running=(SNAP,)),
     ],
 )
-def test_the_docker_snap_is_refused(here: Host) -> None:
+def test_the_docker_snap_is_refused(here: HostFacts) -> None:
     """Its dockerd cannot run our program, wherever the config is."""
     with pytest.raises(ConfigError, match="mount namespace") as caught:
         config_paths.find("docker", here, "gpuruntime")
@@ -219,8 +228,8 @@ def test_the_template_in_use_is_edited(
         (tmp_path / name).write_text('{{ template "base" . }}\n')
     if generated is not None:
         (tmp_path / "config.toml").write_text(generated)
-    place = Place("k3s", "template", str(tmp_path), "", "")
-    (target,) = targets.of(place, ENTRY).targets
+    place = EngineConfig("k3s", "template", str(tmp_path), "", "")
+    (target,) = file_sets.to_configure(place, ENTRY).files
     assert target.path == str(tmp_path / wanted)
     plugin = "cri.v1.runtime" if "v3" in wanted else "grpc.v1.cri"
     assert plugin in str(target.configure(None))
@@ -228,43 +237,45 @@ def test_the_template_in_use_is_edited(
 
 def test_a_runtime_that_is_in_the_template_already_is_an_error() -> None:
     """Twice the same table, and containerd does not start: the node is gone."""
-    text = f'{template.BASE}[plugins."io.containerd.grpc.v1.cri".containerd.runtimes."gpuruntime"]'
-    place = Place("k3s", "template", "/x/config.toml.tmpl", "", "")
-    (target,) = targets.of(place, ENTRY).targets
+    text = f'{rancher.BASE}[plugins."io.containerd.grpc.v1.cri".containerd.runtimes."gpuruntime"]'
+    place = EngineConfig("k3s", "template", "/x/config.toml.tmpl", "", "")
+    (target,) = file_sets.to_configure(place, ENTRY).files
     with pytest.raises(Exception, match="not ours"):
         target.configure(text)
 
 
 def test_a_template_of_one_s_own_has_only_what_it_knows() -> None:
     """A field that its program does not know would keep k3s from starting."""
-    place = Place("k3s", "template", "/x/config.toml.tmpl", "", "")
-    (target,) = targets.of(place, ENTRY).targets
+    place = EngineConfig("k3s", "template", "/x/config.toml.tmpl", "", "")
+    (target,) = file_sets.to_configure(place, ENTRY).files
     assert "SystemdCgroup" not in str(target.configure("version = 2\n"))
     assert "{{ .SystemdCgroup }}" in str(target.configure('x = "{{ .SystemdCgroup }}"\n'))
 
 
 def test_what_k3s_finds_itself_is_not_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the default has to be asked for, in k3s's own config."""
-    monkeypatch.setattr(template, "DETECTED_IN", ("/usr/bin",))
-    monkeypatch.setitem(template.DETECTED, "nvidia", "env")
-    entry = Entry("nvidia", "/usr/bin/nvidia-container-runtime")
+    monkeypatch.setattr(rancher, "DETECTED_IN", ("/usr/bin",))
+    monkeypatch.setitem(rancher.DETECTED, "nvidia", "env")
+    entry = RuntimeEntry("nvidia", "/usr/bin/nvidia-container-runtime")
     place = config_paths.find("k3s", host(), "nvidia")
-    found = targets.of(place, entry)
-    assert found.targets == []
+    found = file_sets.to_configure(place, entry)
+    assert found.files == []
     assert "itself when it starts" in found.notes[0]
-    (target,) = targets.of(place, Entry("nvidia", "/usr/bin/x", is_default=True)).targets
+    (target,) = file_sets.to_configure(
+        place, RuntimeEntry("nvidia", "/usr/bin/x", is_default=True)
+    ).files
     assert target.path == "/etc/rancher/k3s/config.yaml.d/99-nvidia.yaml"
     assert target.configure(None) == "default-runtime: nvidia\n"
 
 
 def test_a_kubelet_with_systemd_cgroups_is_heard(tmp_path: Path) -> None:
     """Without it pods flap after the next reboot, if there is no runtime to copy that from."""
-    place = Place("containerd", "containerd", str(tmp_path / "config.toml"), "", "")
-    entry = Entry("gpuruntime", "/usr/bin/x", has_systemd_cgroup=True)
-    found = targets.of(place, entry)
+    place = EngineConfig("containerd", "containerd", str(tmp_path / "config.toml"), "", "")
+    entry = RuntimeEntry("gpuruntime", "/usr/bin/x", has_systemd_cgroup=True)
+    found = file_sets.to_configure(place, entry)
     assert found.notes == []
-    assert "SystemdCgroup = true" in str(found.targets[0].configure(None))
-    assert "SystemdCgroup" in targets.of(place, ENTRY).notes[0]
+    assert "SystemdCgroup = true" in str(found.files[0].configure(None))
+    assert "SystemdCgroup" in file_sets.to_configure(place, ENTRY).notes[0]
 
 
 def test_a_drop_in_that_is_read_after_ours_is_named(tmp_path: Path) -> None:
@@ -275,10 +286,10 @@ def test_a_drop_in_that_is_read_after_ours_is_named(tmp_path: Path) -> None:
     other = tmp_path / "conf.d" / "99-nvidia.toml"
     other.write_text('version = 2\n[plugins."io.containerd.grpc.v1.cri"]\nx = 1\n')
     drop_in = str(tmp_path / "conf.d" / "99-gpuruntime.toml")
-    place = Place("containerd", "containerd", str(path), drop_in, "")
-    assert any(str(other) in note for note in targets.of(place, ENTRY).notes)
+    place = EngineConfig("containerd", "containerd", str(path), drop_in, "")
+    assert any(str(other) in note for note in file_sets.to_configure(place, ENTRY).notes)
     other.write_text("version = 2\n[debug]\nlevel = 'x'\n")
-    assert not any(str(other) in note for note in targets.of(place, ENTRY).notes)
+    assert not any(str(other) in note for note in file_sets.to_configure(place, ENTRY).notes)
 
 
 def test_a_drop_in_of_another_version_is_not_copied(tmp_path: Path) -> None:
@@ -288,19 +299,19 @@ def test_a_drop_in_of_another_version_is_not_copied(tmp_path: Path) -> None:
     (tmp_path / "conf.d").mkdir()
     other = tmp_path / "conf.d" / "10-x.toml"
     other.write_text('version = 2\n[plugins."io.containerd.grpc.v1.cri"]\nx = 1\n')
-    place = Place(
+    place = EngineConfig(
         "containerd", "containerd", str(path), str(tmp_path / "conf.d" / "99-x.toml"), ""
     )
     with pytest.raises(ConfigError, match="another version"):
-        targets.of(place, ENTRY)
+        file_sets.to_configure(place, ENTRY)
 
 
 def test_a_containerd_whose_cri_plugin_is_off_is_named(tmp_path: Path) -> None:
     """The config that docker's package of containerd installs."""
     path = tmp_path / "config.toml"
     path.write_text('disabled_plugins = ["cri"]\n')
-    place = Place("containerd", "containerd", str(path), "", "")
-    assert "disabled_plugins" in targets.of(place, ENTRY).notes[0]
+    place = EngineConfig("containerd", "containerd", str(path), "", "")
+    assert "disabled_plugins" in file_sets.to_configure(place, ENTRY).notes[0]
 
 
 @pytest.mark.parametrize(
@@ -388,17 +399,19 @@ def test_a_new_config_has_the_version_of_the_containerd_that_runs(
     path = tmp_path / "s"
     server = Answer(path, data)
     config, drop_in = (str(tmp_path / name) for name in ("config.toml", "99-x.toml"))
-    place = Place("containerd", "containerd", config, drop_in, "", socket=str(path))
-    texts = [str(target.configure(None)) for target in targets.of(place, ENTRY).targets]
+    place = EngineConfig("containerd", "containerd", config, drop_in, "", socket=str(path))
+    texts = [str(target.configure(None)) for target in file_sets.to_configure(place, ENTRY).files]
     server.close()
     assert all(f"version = {version}\n" in text for text in texts)
-    assert containerd.plugin_path(version)[1] in texts[0]
+    assert containerd_document.plugin_path(version)[1] in texts[0]
 
 
 def test_a_file_says_more_than_the_containerd_that_runs(tmp_path: Path) -> None:
     """It is asked for nothing, then."""
     (tmp_path / "config.toml").write_text("version = 2\n")
     config, drop_in = (str(tmp_path / name) for name in ("config.toml", "99-x.toml"))
-    place = Place("containerd", "containerd", config, drop_in, "", socket=str(tmp_path / "s"))
-    text = targets.of(place, ENTRY).targets[0].configure(None)
+    place = EngineConfig(
+        "containerd", "containerd", config, drop_in, "", socket=str(tmp_path / "s")
+    )
+    text = file_sets.to_configure(place, ENTRY).files[0].configure(None)
     assert str(text).startswith("version = 2\n")

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gpuruntime.engines import config_paths, targets, work
-from gpuruntime.engines.config_paths import Place
-from gpuruntime.engines.entry import Entry
+from gpuruntime.engines import config_paths, file_changes, file_sets
+from gpuruntime.engines.config_paths import EngineConfig
+from gpuruntime.engines.runtime_entry import RuntimeEntry
 
 DATA = Path(__file__).parents[3] / "data" / "engines"
 PROGRAM = "/usr/bin/gpu-container-runtime"
-HOST = config_paths.Host({"HOME": "/root"}, 0, lambda _path: False, ())
+HOST = config_paths.HostFacts({"HOME": "/root"}, 0, lambda _path: False, ())
 
 
 class Case(NamedTuple):
@@ -55,7 +55,7 @@ CASES = {
 }
 
 
-def place_in(directory: Path, case: Case) -> Place:
+def place_in(directory: Path, case: Case) -> EngineConfig:
     """Return the engine's place, moved to *directory*."""
     usual = config_paths.find(case.engine, HOST, "gpuruntime")
     path = directory / case.config
@@ -64,12 +64,12 @@ def place_in(directory: Path, case: Case) -> Place:
         drop_in = str(directory / Path(drop_in).parent.name / Path(drop_in).name)
     if case.is_in_place:
         drop_in = ""
-    return Place(usual.name, usual.family, str(path), drop_in, usual.restart)
+    return EngineConfig(usual.name, usual.family, str(path), drop_in, usual.restart)
 
 
-def entry_of(case: Case) -> Entry:
+def entry_of(case: Case) -> RuntimeEntry:
     """Return what the case asks for."""
-    return Entry(
+    return RuntimeEntry(
         "gpuruntime",
         PROGRAM,
         is_default=case.is_default,
@@ -103,18 +103,18 @@ def stamps(directory: Path) -> dict[str, tuple[int, int, int]]:
     return found
 
 
-def configure(place: Place, case: Case, state: Path) -> list[str]:
+def configure(place: EngineConfig, case: Case, state: Path) -> list[str]:
     """Do what the command does."""
-    found = targets.of(place, entry_of(case))
-    return work.configure(work.plan(found.targets, str(state)), str(state))
+    found = file_sets.to_configure(place, entry_of(case))
+    return file_changes.configure(file_changes.to_configure(found.files, str(state)), str(state))
 
 
-def undo(place: Place, case: Case, state: Path) -> list[str]:
+def undo(place: EngineConfig, case: Case, state: Path) -> list[str]:
     """Do what the command does with --undo."""
-    entry = Entry("gpuruntime", PROGRAM)
-    found = targets.for_undo(place, entry)
+    entry = RuntimeEntry("gpuruntime", PROGRAM)
+    found = file_sets.to_undo(place, entry)
     del case
-    return work.undo(work.plan_undo(found.targets, str(state)), str(state))
+    return file_changes.undo(file_changes.to_undo(found.files, str(state)), str(state))
 
 
 @pytest.fixture

@@ -1,37 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configure an engine, and undo it: from the planned content of its files to the files on disk."""
+"""Configure an engine, and undo it: what changes in its files, and the changes made on disk."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpuruntime.engines import edits, files, records
-from gpuruntime.engines.edits import Kind
+from gpuruntime.engines import document_edits, files, undo_records
+from gpuruntime.engines.config_files import ConfigFile
 from gpuruntime.engines.errors import BadFileError
-from gpuruntime.engines.records import Record
-
-Make = Callable[[str | None], str | None]
+from gpuruntime.engines.undo_records import UndoRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """A file, and how it is made of what is there.
-
-    *configure* adds the runtime, *remove* takes it out without knowing what was before. *is_ours*:
-    the file is made anew each time, of what others have in it.
-    """
-
-    path: str
-    kind: Kind
-    configure: Make
-    remove: Make
-    is_ours: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
+class FileChange:
     """The file *path*, its text before and after (None: no file), and what an undo needs."""
 
     path: str
@@ -42,56 +25,63 @@ class Change:
 
     def diff(self) -> str:
         """Return the change as a unified diff, "" if it is none."""
-        return edits.difference(self.before, self.after, self.path)
+        return document_edits.difference(self.before, self.after, self.path)
 
 
-def plan(targets: Sequence[Target], state: str) -> list[Change]:
+def to_configure(config_files: Sequence[ConfigFile], state: str) -> list[FileChange]:
     """Return what is to be done to the files so that the runtime is configured; reads only."""
     changes = []
-    for target in targets:
-        before = files.read(target.path)
-        record = records.load(state, target.path)
+    for config_file in config_files:
+        before = files.read(config_file.path)
+        record = undo_records.load(state, config_file.path)
         original = before
         try:
             if record is not None:
-                original = edits.without(target.kind, before, record.original, record.written)
-            after = target.configure(original if target.is_ours else before)
-            if edits.is_same(target.kind, before, after):
+                original = document_edits.without(
+                    config_file.kind, before, record.original, record.written
+                )
+            after = config_file.configure(original if config_file.is_ours else before)
+            if document_edits.is_same(config_file.kind, before, after):
                 after = before
         except BadFileError as error:
-            raise error.of(target.path) from error
+            raise error.of(config_file.path) from error
         directories = record.directories if record else ()
-        changes.append(Change(target.path, before, after, original, directories))
+        changes.append(FileChange(config_file.path, before, after, original, directories))
     return changes
 
 
-def plan_undo(targets: Sequence[Target], state: str) -> list[Change]:
+def to_undo(config_files: Sequence[ConfigFile], state: str) -> list[FileChange]:
     """Return what is to be done to the files so that nothing of ours is in them; reads only.
 
     Where there is a record of one of them, those without were right as they were, and are not
     ours to change.
     """
     changes = []
-    known = {target.path: records.load(state, target.path) for target in targets}
-    has_records = any(record is not None for record in known.values())
-    for target in reversed(targets):
-        before = files.read(target.path)
-        record = known[target.path]
+    records_by_path = {
+        config_file.path: undo_records.load(state, config_file.path)
+        for config_file in config_files
+    }
+    has_records = any(record is not None for record in records_by_path.values())
+    for config_file in reversed(config_files):
+        before = files.read(config_file.path)
+        record = records_by_path[config_file.path]
         try:
             if record is not None:
-                after = edits.without(target.kind, before, record.original, record.written)
+                after = document_edits.without(
+                    config_file.kind, before, record.original, record.written
+                )
             elif before is None or has_records:
                 after = before
             else:
-                after = target.remove(before)
+                after = config_file.remove(before)
         except BadFileError as error:
-            raise error.of(target.path) from error
+            raise error.of(config_file.path) from error
         directories = record.directories if record else ()
-        changes.append(Change(target.path, before, after, None, directories))
+        changes.append(FileChange(config_file.path, before, after, None, directories))
     return changes
 
 
-def configure(changes: Sequence[Change], state: str) -> list[str]:
+def configure(changes: Sequence[FileChange], state: str) -> list[str]:
     """Make *changes*, and return what was done to each file: "wrote" or "unchanged".
 
     The record of a file is there before the file is: whatever happens between, an undo is right.
@@ -101,21 +91,21 @@ def configure(changes: Sequence[Change], state: str) -> list[str]:
         if change.after == change.before or change.after is None:
             done.append(f'unchanged "{change.path}"')
             continue
-        record = Record(
+        record = UndoRecord(
             files.resolve(change.path), change.original, change.after, change.directories
         )
         made = files.missing_directories(change.path)
         if made:
-            record = Record(
+            record = UndoRecord(
                 record.path, record.original, record.written, (*change.directories, *made)
             )
-        records.store(state, record)
+        undo_records.store(state, record)
         files.replace(change.path, change.after)
         done.append(f'wrote "{change.path}"')
     return done
 
 
-def undo(changes: Sequence[Change], state: str) -> list[str]:
+def undo(changes: Sequence[FileChange], state: str) -> list[str]:
     """Make *changes* of an undo, and return what was done to each file."""
     done = []
     for change in changes:
@@ -128,5 +118,5 @@ def undo(changes: Sequence[Change], state: str) -> list[str]:
             files.replace(change.path, change.after)
             done.append(f'wrote "{change.path}"')
         if os.path.isdir(state):
-            records.forget(state, change.path)
+            undo_records.forget(state, change.path)
     return done

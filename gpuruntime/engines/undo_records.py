@@ -21,7 +21,7 @@ DIRECTORY = "/var/lib/gpuruntime/engines"
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class UndoRecord:
     """Of the file *path*: its text before us (None: no file), and as we have left it.
 
     *directories* are those that we have made for it.
@@ -42,7 +42,7 @@ def default_directory(environ: dict[str, str], uid: int) -> str:
     return os.path.join(state, "gpuruntime", "engines")
 
 
-def load(directory: str, path: str) -> Record | None:
+def load(directory: str, path: str) -> UndoRecord | None:
     """Return the record of the file *path*, None if there is none; raise ConfigError if broken."""
     name = _name(directory, path)
     if os.path.isdir(directory) and not may_trust(os.stat(directory)):
@@ -58,7 +58,7 @@ def load(directory: str, path: str) -> Record | None:
         return None
     try:
         found = json.loads(text)
-        record = Record(
+        record = UndoRecord(
             found["path"], found["original"], found["written"], tuple(found["directories"])
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -68,7 +68,7 @@ def load(directory: str, path: str) -> Record | None:
     return record
 
 
-def store(directory: str, record: Record) -> None:
+def store(directory: str, record: UndoRecord) -> None:
     """Keep *record*; raise ConfigError if that cannot be."""
     document = {
         "format": FORMAT,

@@ -17,7 +17,7 @@ LOW_LEVEL = ("runc", "crun")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RuntimeEntry:
     """A runtime: its *name* in the engine, its program, and what is asked for besides."""
 
     name: str

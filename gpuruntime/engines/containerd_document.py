@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""containerd's settings in a config of version 1, 2 or 3, or in a drop-in of it; pure.
+
+Before 2.1, containerd takes the table of a plugin from the last file that has it, so a drop-in
+must contain a copy of the whole table.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from gpuruntime.engines import toml_render
+from gpuruntime.engines.document_edits import Edit, Path, look_up, put, table_at
+from gpuruntime.engines.errors import BadFileError
+from gpuruntime.engines.runtime_entry import RuntimeEntry, candidates
+from gpuruntime.formats import toml_source
+
+RUNTIME_TYPE = "io.containerd.runc.v2"
+# For a config file that is not there yet: every containerd from 1.2 on reads it.
+NEW_VERSION = 2
+_PLUGINS = {1: "cri", 2: "io.containerd.grpc.v1.cri"}
+_PLUGIN = "io.containerd.cri.v1.runtime"
+_BARE_RUNTIME = {
+    "privileged_without_host_devices": False,
+    "runtime_engine": "",
+    "runtime_root": "",
+    "runtime_type": RUNTIME_TYPE,
+}
+
+
+def version_of(document: Mapping[str, Any]) -> int:
+    """Return the version of a config; raise BadFileError if that is none."""
+    if not document:
+        return NEW_VERSION
+    version = document.get("version", 1)
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise BadFileError("has a version that is no number from 1 on", "correct it")
+    return version
+
+
+def plugin_path(version: int) -> Path:
+    """Return where the settings of the CRI plugin are in a config of this *version*."""
+    return ("plugins", _PLUGINS.get(version, _PLUGIN))
+
+
+def is_cri_disabled(document: Mapping[str, Any]) -> bool:
+    """Return whether *document* turns the CRI plugin off, as docker does."""
+    disabled = document.get("disabled_plugins", [])
+    names = {"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"}
+    return isinstance(disabled, list) and any(name in names for name in disabled)
+
+
+def runtime_to_copy(cri: Mapping[str, Any], own: str) -> dict[str, Any] | None:
+    """Return the settings of the runtime that *own* takes after; None if none is configured."""
+    runtimes = table_at(cri, ("containerd", "runtimes"))
+    for name in candidates(look_up(cri, ("containerd", "default_runtime_name")), own):
+        if name in runtimes:
+            return copy.deepcopy(table_at(runtimes, (name,)))
+    return None
+
+
+def _runtime(
+    cri: Mapping[str, Any], fallback: Mapping[str, Any], entry: RuntimeEntry, version: int
+) -> dict[str, Any]:
+    """Return the table of the runtime *entry*: a copy, but for the program that is run."""
+    copied = runtime_to_copy(cri, entry.name) or runtime_to_copy(fallback, entry.name)
+    table = copied if copied is not None else dict(_BARE_RUNTIME)
+    if not table.get("runtime_type"):
+        table["runtime_type"] = RUNTIME_TYPE
+    options = table.setdefault("options", {})
+    if not isinstance(options, dict):
+        raise BadFileError('has "options" of a runtime that are no table', "correct it")
+    options["BinaryName"] = entry.path
+    if version == 1:
+        options["Runtime"] = entry.path
+    if copied is None and entry.has_systemd_cgroup:
+        options["SystemdCgroup"] = True
+    if entry.annotations:
+        table["container_annotations"] = _annotations(table, entry)
+    return table
+
+
+def _annotations(table: Mapping[str, Any], entry: RuntimeEntry) -> list[str]:
+    known = table.get("container_annotations", [])
+    if not isinstance(known, list) or not all(isinstance(item, str) for item in known):
+        raise BadFileError("has container_annotations that are no list of strings", "correct it")
+    ours = entry.annotation_patterns()
+    return [*ours, *(item for item in known if item not in ours)]
+
+
+def configure(
+    document: Mapping[str, Any],
+    entry: RuntimeEntry,
+    version: int,
+    fallback: Mapping[str, Any] | None = None,
+) -> list[Edit]:
+    """Return the edits that make *entry* known to the config *document*, which has all itself.
+
+    If it has no runtime to copy, that is looked for in *fallback*, another CRI table. Raises
+    BadFileError if something else is where a table must be.
+    """
+    base = plugin_path(version)
+    cri = table_at(document, base)
+    containerd = (*base, "containerd")
+    runtimes = table_at(cri, ("containerd", "runtimes"))
+    if entry.name in runtimes:
+        table_at(runtimes, (entry.name,))
+    default = look_up(cri, ("containerd", "default_runtime_name"))
+    found: list[Edit] = []
+    if "version" not in document:
+        found.append((("version",), version))
+    if entry.has_cdi:
+        place = containerd if version == 1 else base
+        found.append(((*place, "enable_cdi"), True))
+    if entry.is_default:
+        found.append(((*containerd, "default_runtime_name"), entry.name))
+    elif default == entry.name:
+        found.append(((*containerd, "default_runtime_name"), None))
+    table = _runtime(cri, fallback or {}, entry, version)
+    found.append(((*containerd, "runtimes", entry.name), table))
+    return found
+
+
+def drop_in(
+    cri: Mapping[str, Any], entry: RuntimeEntry, version: int, main: Mapping[str, Any]
+) -> str:
+    """Return the text of a drop-in: the settings *cri* of the plugin, and *entry*.
+
+    *main* are the settings of the main file, for what *cri* lacks.
+    """
+    base = plugin_path(version)
+    document: dict[str, Any] = {"version": version, "plugins": {base[1]: copy.deepcopy(dict(cri))}}
+    for path, value in configure(document, entry, version, main):
+        put(document, path, value)
+    return toml_render.render(toml_source.without_empty(document))
+
+
+def patch(entry: RuntimeEntry, version: int, source: Mapping[str, Any]) -> str:
+    """Return the text of a drop-in that is merged, not copied over: *entry* and nothing else."""
+    base = plugin_path(version)
+    document: dict[str, Any] = {"version": version}
+    for path, value in configure({"version": version}, entry, version, table_at(source, base)):
+        if value is not None:
+            put(document, path, value)
+    return toml_render.render(document)
+
+
+def remove(document: Mapping[str, Any], name: str) -> list[Edit]:
+    """Return the edits that take the runtime *name* out, and the tables that are empty then."""
+    base = plugin_path(version_of(document))
+    containerd = (*base, "containerd")
+    rest = copy.deepcopy(dict(document))
+    found: list[Edit] = []
+    if look_up(document, (*containerd, "default_runtime_name")) == name:
+        found.append(((*containerd, "default_runtime_name"), None))
+    path: Path = (*containerd, "runtimes", name)
+    if name in table_at(document, path[:-1]):
+        found.append((path, None))
+    for gone, _ in found:
+        put(rest, gone, None)
+    while found and len(path) > 1:
+        path = path[:-1]
+        if look_up(rest, path) != {}:
+            break
+        found.append((path, None))
+        put(rest, path, None)
+    return found
