@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import stat
 
+from gpuruntime import atomic_replace
 from gpuruntime.errors import ConfigError
 from gpuruntime.trusted_files import may_trust
 
@@ -117,21 +118,15 @@ def _replace(path: str, data: bytes, mode: int) -> None:
     try:
         # Hidden, and without the name's suffix: an engine reads no "*.toml" of ours by halves.
         temporary = f".gpuruntime.{os.urandom(8).hex()}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(temporary, flags, 0o600, dir_fd=dirfd)
-        try:
-            with open(fd, "wb") as stream:
-                stream.write(data)
-                stream.flush()
-                if before is not None:
-                    _take_after(fd, path, before)
-                # After the owner: a change of that takes bits away.
-                os.fchmod(fd, mode if before is None else stat.S_IMODE(before.st_mode))
-                os.fsync(fd)
-            os.rename(temporary, name, src_dir_fd=dirfd, dst_dir_fd=dirfd)
-        except BaseException:
-            os.unlink(temporary, dir_fd=dirfd)
-            raise
+
+        def finish(fd: int) -> None:
+            if before is not None:
+                _take_after(fd, path, before)
+            # After the owner: a change of that takes bits away.
+            os.fchmod(fd, mode if before is None else stat.S_IMODE(before.st_mode))
+            os.fsync(fd)
+
+        atomic_replace.replace(name, temporary, data, finish, dirfd)
         os.fsync(dirfd)
     finally:
         os.close(dirfd)

@@ -11,6 +11,7 @@ import os
 import stat
 
 from cdi import strictjson
+from gpuruntime import atomic_replace
 from gpuruntime.trusted_files import may_trust
 
 TYPE_CHECKING = False
@@ -71,26 +72,11 @@ def replace(directory: str, name: str, data: bytes, mode: int = 0o644) -> None:
     cannot be kept, the next create does without.
     """
     temporary = f"{directory}/.{name}.{os.urandom(8).hex()}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         make_directory(directory)
-        if not may_trust(os.stat(directory)):
-            return
-        fd = os.open(temporary, flags, 0o600)
+        if may_trust(os.stat(directory)):
+            atomic_replace.replace(
+                f"{directory}/{name}", temporary, data, lambda fd: os.fchmod(fd, mode)
+            )
     except OSError:
         return
-    try:
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
-            os.fchmod(fd, mode)
-        finally:
-            os.close(fd)
-        os.rename(temporary, f"{directory}/{name}")
-    except OSError:
-        try:
-            os.unlink(temporary)
-        except OSError:
-            # Somebody has taken it away, or the whole directory.
-            return

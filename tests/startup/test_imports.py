@@ -49,7 +49,7 @@ def of(room: str, modules: str) -> set[str]:
 # A create whose grant is saved.
 WARM = {
     *of("cdi", "complete edits errors names strictjson"),
-    *of("gpuruntime", "config errors grant log probes record trusted_files"),
+    *of("gpuruntime", "atomic_replace config errors grant log probes record trusted_files"),
     *of("gpuruntime.oci", "argv bundle lowlevel"),
     *of("gpuruntime.plan", "hook_programs injection node_numbers"),
     *of("gpuruntime.request", "capabilities container driver_options parse requirements"),
