@@ -29,6 +29,9 @@ from gpuruntime.formats.toml_source import (
     with_newlines_of,
 )
 
+# tomlkit's time grows faster than the text: half a minute for 800 KB.
+MAX_TOMLKIT_CHARS = 64 << 10
+
 
 def parse(text: str) -> dict[str, Any]:
     """Return the document that *text* is; raise BadFileError, with line and column, if none."""
@@ -60,6 +63,8 @@ def assign(text: str, path: Path, value: Any) -> str:  # noqa: ANN401 (any TOML 
         ways = [_append_tables, _in_inline_table, _add_by_tomlkit]
     elif is_present:
         ways = [_set_by_tomlkit, _replace_value]
+        if len(text) > MAX_TOMLKIT_CHARS:
+            ways.reverse()
     else:
         ways = [_below_header, _append_header, _beside_dotted, _in_inline_table, _add_by_tomlkit]
     for way in ways:

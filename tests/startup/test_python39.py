@@ -14,10 +14,8 @@ COLD = {
     *("cdi/advice.py", "cdi/annotations.py", "cdi/diff.py", "cdi/generate.py", "cdi/inject.py"),
     *("cdi/reasons.py", "cdi/store.py", "cdi/transform.py", "cdi/validate.py", "cdi/wire.py"),
     "cdi/yamlio.py",
-    *(
-        "gpuruntime/__main__.py",
-        "gpuruntime/slowpath_server.py",
-    ),
+    *("gpuruntime/__main__.py", "gpuruntime/formats/toml_source.py"),
+    "gpuruntime/slowpath_server.py",
 }
 COLD_PACKAGES = {
     *("gpuruntime/cli", "gpuruntime/cli/checks", "gpuruntime/configfile"),
