@@ -8,12 +8,10 @@ and the name resolves nowhere. A file that cannot be used is recorded and hides 
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 import time
 
-from cdi import document, quick, strictjson
+from cdi import document, quick, strictjson, trusted_open
 from cdi.edits import merge
 from cdi.errors import CdiError
 
@@ -31,8 +29,6 @@ MAX_SPEC_BYTES = 4 << 20
 # Values in a document. Little text can hold many, and each takes some hundred bytes of memory.
 MAX_VALUES = 200_000
 ENDINGS = (".json", ".yaml")
-# As the kernel has it: path_resolution(7).
-_MAX_LINKS = 40
 # A file changed this recently can change again without another time stamp.
 _SETTLED_NS = 1_000_000_000
 
@@ -54,12 +50,12 @@ class SpecFile:
         # What identifies the content that was read; None if it must be read again.
         self.stamp: Stamp | None = None
 
-    def take(self, found: Any) -> None:  # noqa: ANN401 (JSON)
-        """Check the decoded document *found*, or keep a CdiError."""
+    def take(self, decoded: Any) -> None:  # noqa: ANN401 (JSON)
+        """Check the document *decoded*, or keep a CdiError."""
         try:
-            if isinstance(found, CdiError):
-                raise found
-            self.spec = document.check(found)
+            if isinstance(decoded, CdiError):
+                raise decoded
+            self.spec = document.check(decoded)
             self.devices = {device["name"]: device for device in self.spec["devices"]}
         except CdiError as error:
             self.error = error
@@ -90,14 +86,14 @@ class Registry:
 
     def refresh(self) -> list[str]:
         """Scan the directories, read what changed since the last time, and return those paths."""
-        known = {(file.priority, file.path): file for file in self.files}
+        earlier = {(file.priority, file.path): file for file in self.files}
         changed: list[str] = []
         files: list[SpecFile] = []
         texts: dict[str, str] = {}
         for priority, directory in enumerate(self.directories):
-            for file in _scan(directory, priority, self._may_trust, known, texts):
+            for file in _scan(directory, priority, self._may_trust, earlier, texts):
                 files.append(file)
-                if known.pop((priority, file.path), None) is not file:
+                if earlier.pop((priority, file.path), None) is not file:
                     changed.append(file.path)
         decoded = self._decode_yaml(texts) if texts else {}
         for file in files:
@@ -109,7 +105,7 @@ class Registry:
         for file in files:
             if file.spec is not None:
                 self._by_kind.setdefault(file.spec["kind"], []).append(file)
-        return changed + [path for _, path in known]
+        return changed + [path for _, path in earlier]
 
     def defining(self, name: str) -> list[SpecFile]:
         """Return the files that define the device *name*, in rising precedence."""
@@ -117,8 +113,8 @@ class Registry:
         if kind not in self._defining:
             index: dict[str, list[SpecFile]] = {}
             for file in self._by_kind.get(kind, ()):
-                for known in file.devices:
-                    index.setdefault(known, []).append(file)
+                for defined in file.devices:
+                    index.setdefault(defined, []).append(file)
             self._defining[kind] = index
         return self._defining[kind].get(device, [])
 
@@ -189,13 +185,13 @@ class Registry:
 
         Raises CdiError "unresolvable" that names every device which is not defined.
         """
-        found = [(name, self.find(name)) for name in names]
-        missing = [name for name, file in found if file is None]
+        files_by_name = [(name, self.find(name)) for name in names]
+        missing = [name for name, file in files_by_name if file is None]
         if missing:
             raise CdiError("unresolvable", ", ".join(missing))
         parts: list[Edits] = []
         files: list[SpecFile] = []
-        for name, file in found:
+        for name, file in files_by_name:
             assert file is not None
             assert file.spec is not None
             if file not in files:
@@ -287,15 +283,15 @@ def _scan(
     directory: str,
     priority: int,
     may_trust: Callable[[os.stat_result], bool],
-    known: dict[tuple[int, str], SpecFile],
+    earlier: dict[tuple[int, str], SpecFile],
     texts: dict[str, str],
 ) -> Iterator[SpecFile]:
-    """Yield the spec files of *directory*, sorted by name; those in *known* if unchanged.
+    """Yield the spec files of *directory*, sorted by name; those in *earlier* if unchanged.
 
     What is left for the YAML decoder goes to *texts*, and is neither document nor error yet.
     """
     try:
-        dirfd = _open(directory, os.O_DIRECTORY, None, may_trust)
+        dirfd = trusted_open.open_directory(directory, may_trust)
     except CdiError as error:
         if not isinstance(error.__cause__, FileNotFoundError):
             failed = SpecFile(directory, priority)
@@ -306,7 +302,7 @@ def _scan(
         for name in sorted(os.listdir(dirfd)):
             if name.endswith(ENDINGS):
                 path = f"{directory}/{name}"
-                old = known.get((priority, path))
+                old = earlier.get((priority, path))
                 if old is not None and old.stamp is not None and old.stamp == _stamp(name, dirfd):
                     yield old
                     continue
@@ -338,96 +334,16 @@ def _identity(status: os.stat_result) -> Stamp:
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
-def _open(
-    name: str, flags: int, dirfd: int | None, may_trust: Callable[[os.stat_result], bool]
-) -> int:
-    """Return *name*, opened; raise CdiError if it cannot be, or if its ownership is in doubt.
-
-    A link is followed if none but those we trust can have a say in where it leads, and so is the
-    path of a directory.
-    """
-    # O_NONBLOCK: a FIFO planted here must not hang every container start of the node.
-    flags |= os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        if dirfd is None:
-            name = _resolved(os.path.abspath(name), may_trust)
-        elif stat.S_ISLNK(os.lstat(name, dir_fd=dirfd).st_mode):
-            # The descriptor's own name, since dirfd may not be the directory of that path now.
-            place = os.readlink(f"/proc/self/fd/{dirfd}")
-            name, dirfd = _resolved(f"{place}/{name}", may_trust), None
-        fd = os.open(name, flags | os.O_NOFOLLOW, dir_fd=dirfd)
-    except OSError as error:
-        raise CdiError("syntax", f"open: {error.strerror}") from error
-    if not may_trust(os.fstat(fd)):
-        os.close(fd)
-        what = "directory" if flags & os.O_DIRECTORY else "file"
-        raise CdiError("untrusted", f"the {what} is not root's alone to write")
-    return fd
-
-
-def _resolved(path: str, may_trust: Callable[[os.stat_result], bool]) -> str:
-    """Return the absolute *path* without links in it; raise OSError.
-
-    Raises CdiError unless each link and each directory on the way is trusted.
-    """
-    here, links, problem = "/", 0, ""
-    todo = path.split("/")[::-1]
-    while todo:
-        name = todo.pop()
-        if name == "..":
-            here = os.path.dirname(here)
-        if name in ("", ".", ".."):
-            continue
-        problem = problem or _problem(here, os.lstat(here), may_trust)
-        place = os.path.join(here, name)
-        status = os.lstat(place)
-        if not stat.S_ISLNK(status.st_mode):
-            here = place
-            continue
-        problem = problem or _problem(place, status, may_trust)
-        links += 1
-        if links > _MAX_LINKS:
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-        target = os.readlink(place)
-        if target.startswith("/"):
-            here = "/"
-        todo += target.split("/")[::-1]
-    # Not before: what is missing is missing, whoever may make it.
-    if problem:
-        raise CdiError("untrusted", problem)
-    return here
-
-
-def _problem(
-    path: str, status: os.stat_result, may_trust: Callable[[os.stat_result], bool]
-) -> str:
-    """Return why the way through *path*, a directory or a link, is in doubt, "" if it is not."""
-    mode, *others = status
-    # In a sticky directory, others cannot replace what is root's. A link has no mode of its own.
-    if stat.S_ISLNK(mode) or mode & stat.S_ISVTX:
-        mode &= ~(stat.S_IWGRP | stat.S_IWOTH)
-    if status.st_gid in (0, os.getegid()):
-        # Root's group, or a user's own where the umask is 002.
-        mode &= ~stat.S_IWGRP
-    if may_trust(os.stat_result((mode, *others))):
-        return ""
-    return f'it is reached through "{path}", which is not root\'s alone to change'
-
-
 def _read(
     file: SpecFile, name: str, dirfd: int, may_trust: Callable[[os.stat_result], bool]
 ) -> str | None:
     """Return the text of a spec file, None for a directory; raise CdiError for anything odd."""
-    fd = _open(name, 0, dirfd, may_trust)
+    opened = trusted_open.open_file(name, dirfd, may_trust)
+    if opened is None:
+        return None
+    fd, status = opened
     try:
-        status = os.fstat(fd)
-        if stat.S_ISDIR(status.st_mode):
-            return None
-        if not stat.S_ISREG(status.st_mode):
-            raise CdiError("syntax", "not a regular file")
-        if status.st_nlink > 1:
-            raise CdiError("untrusted", f"the file has {status.st_nlink} names (hard links)")
-        if time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLED_NS:
+        if is_settled(max(status.st_mtime_ns, status.st_ctime_ns), time.time_ns()):
             file.stamp = _identity(status)
         data = b""
         while len(data) <= MAX_SPEC_BYTES:
@@ -440,3 +356,8 @@ def _read(
     finally:
         os.close(fd)
     return text_of(data)
+
+
+def is_settled(changed_ns: int, now_ns: int) -> bool:
+    """Return whether what changed at *changed_ns* would get another time stamp if it did again."""
+    return now_ns - changed_ns > _SETTLED_NS

@@ -12,7 +12,7 @@ import os
 import time
 
 from cdi.errors import CdiError
-from cdi.registry import DEFAULT_DIRECTORIES, ENDINGS
+from cdi.registry import DEFAULT_DIRECTORIES, ENDINGS, is_settled
 from gpuruntime import probes
 from gpuruntime.errors import UnresolvedDeviceError
 from gpuruntime.grant import Grant
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 # A hint names the devices by index, not each by its UUID as well.
 _MAX_NAMES_IN_HINT = 20
 _MAX_NAME_IN_HINT = 32
-# What changed this recently can change again without another time stamp.
-_SETTLED_NS = 1_000_000_000
 
 
 def of_machine(
@@ -91,7 +89,7 @@ def of_specs(
             "module version": [probes.CONTENT, [stale_spec.MODULE]],
         }
     )
-    is_settled = _is_settled(state["specs"][1], time.time_ns())
+    may_save = _is_settled(state["specs"][1], time.time_ns())
     known = read()
     warnings = [
         f'CDI spec "{file.path}" is not used: {file.error.category}: {file.error}'
@@ -114,8 +112,8 @@ def of_specs(
     state["files"] = probes.identities(mount["hostPath"] for mount in ours["mounts"])
     stale_spec.check(ours)
     # A file without a stamp was written just now.
-    is_settled = is_settled and all(file.stamp for file in known.files)
-    return Grant(edits, warnings=warnings), state if is_settled else None
+    may_save = may_save and all(file.stamp for file in known.files)
+    return Grant(edits, warnings=warnings), state if may_save else None
 
 
 def _is_settled(identities: Mapping[str, list[int] | None], now_ns: int) -> bool:
@@ -124,7 +122,7 @@ def _is_settled(identities: Mapping[str, list[int] | None], now_ns: int) -> bool
     A directory that gets a second name within the clock's tick would not.
     """
     times = [time_ns for found in identities.values() if found for time_ns in found[-2:]]
-    return now_ns - max(times, default=0) > _SETTLED_NS
+    return is_settled(max(times, default=0), now_ns)
 
 
 def _spec_paths(directories: Sequence[str]) -> list[str]:

@@ -59,7 +59,7 @@ WARM = {
 # One whose grant is computed.
 SHIM = {
     *WARM,
-    *of("cdi", "document quick registry version"),
+    *of("cdi", "document quick registry trusted_open version"),
     *of("gpuruntime", "child_process model slowpath"),
     *of("gpuruntime.formats", "driver_version"),
     *of("gpuruntime.plan", "devices driver_files from_inventory gpu_edits sources stale_spec"),
