@@ -98,6 +98,11 @@ class RuntimeExecError(GpuRuntimeError):
         self.exit_code = exit_code
 
 
+# What `missing-gpu = "warn"` allows to be missing. A device that is there and that the container
+# may not have is none of these.
+MISSING_DEVICE_ERRORS = (UnresolvedDeviceError, DriverError, DiscoveryError, SpecError)
+
+
 def bug(error: Exception) -> GpuRuntimeError:
     """Return what to say about *error*, which no code of ours expected."""
     frame = error.__traceback__

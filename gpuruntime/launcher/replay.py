@@ -52,8 +52,6 @@ _MODE = 0o600
 _DONE = f"{parse.VISIBLE_DEVICES}=void"
 # Of a record: conditions, probes, what is added.
 _PARTS = 3
-# SLICE:PREFIX:NAME
-_SYSTEMD_COLONS = 2
 
 
 class Caller(Record):
@@ -186,7 +184,7 @@ def conditions(document: OciConfig, config: Config, caller: Caller) -> bytes | N
     pairs = [_json(name) + b":" + _json(value) for name, value in annotations.items()]
     parts = [
         *(os.fsencode(caller.program), os.fsencode(caller.path)),
-        b"1" if _is_systemd(document) else b"0",
+        b"1" if injection.has_systemd_cgroup(document) else b"0",
         # Behind it there may be work to do that the launcher does not know.
         _value(root, "readonly"),
         *(_value(process, "capabilities"), _value(process, "user")),
@@ -298,7 +296,7 @@ def _plan(decided: Injection, document: OciConfig, host: _Kept, runtimes: Sequen
         "links": [
             probes.EXISTS,
             [f"{top}/{name}" for name in numbers for top in ("/dev", "/sys/dev")]
-            if _is_systemd(document)
+            if injection.has_systemd_cgroup(document)
             else [],
         ],
     }
@@ -377,10 +375,6 @@ def _has_one_spelling(path: str) -> bool:
     depth = path.count("/")
     normal = posixpath.normpath(path) == path and not path.startswith("//")
     return path.startswith("/") and normal and depth <= MAX_MOUNT_DEPTH
-
-
-def _is_systemd(document: OciConfig) -> bool:
-    return str(document["linux"].get("cgroupsPath")).count(":") == _SYSTEMD_COLONS
 
 
 def _members(parent: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from cdi.complete import complete, in_user_namespace
 from cdi.edits import WITH_IMAGE, allows_all, apply
 from cdi.errors import CdiError
 from gpuruntime import config as settings
-from gpuruntime.errors import DiscoveryError, DriverError, SpecError, UnresolvedDeviceError
+from gpuruntime.errors import MISSING_DEVICE_ERRORS, UnresolvedDeviceError
 from gpuruntime.plan import hook_programs, node_numbers
 from gpuruntime.record import Record
 from gpuruntime.request import parse
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 _HOOK_ENV = ("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",)
 _GPU = "/dev/nvidia"
 _MAX_DIGITS = 4
-# What `missing-gpu = "warn"` lets pass: what is not there, not what may not be had.
-_MISSING = (UnresolvedDeviceError, DriverError, DiscoveryError, SpecError)
 
 
 class Injection(Record):
@@ -122,7 +120,7 @@ def decide(document: OciConfig, config: Config, host: Host) -> Injection:
     try:
         found = host.grant(asked)
         edits = _completed(found.edits, asked, document, config, host)
-    except _MISSING as error:
+    except MISSING_DEVICE_ERRORS as error:
         if config["missing-gpu"] != "warn":
             raise
         warning = f"starts without what it asks for: {error}"
@@ -249,8 +247,7 @@ def _lost_on_reload(edits: Edits, document: OciConfig) -> list[str]:
 
     It knows a device by its link in /dev/char only, and NVIDIA's have none in /sys/dev/char.
     """
-    # The form of systemd's cgroups is SLICE:PREFIX:NAME.
-    if str((document.get("linux") or {}).get("cgroupsPath")).count(":") != 2:
+    if not has_systemd_cgroup(document):
         return []
     numbers = {
         node["path"]: f"char/{node['major']}:{node.get('minor', 0)}"
@@ -262,6 +259,11 @@ def _lost_on_reload(edits: Edits, document: OciConfig) -> list[str]:
         for path, name in numbers.items()
         if not (os.path.lexists(f"/dev/{name}") or os.path.lexists(f"/sys/dev/{name}"))
     ]
+
+
+def has_systemd_cgroup(document: OciConfig) -> bool:
+    """Return whether systemd manages the container's cgroup: its path is SLICE:PREFIX:NAME."""
+    return str((document.get("linux") or {}).get("cgroupsPath")).count(":") == 2
 
 
 def _prestart_hooks(document: OciConfig) -> Sequence[dict[str, Any]]:
