@@ -167,5 +167,12 @@ def find(environment: Mapping[str, str]) -> tuple[str, os.stat_result] | None:
 
 
 def stamp(path: str, status: os.stat_result) -> list[Any]:
-    """Return what tells one state of a config file from another."""
-    return [path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns]
+    """Return what tells one state of a config file from another.
+
+    ctime is part of it because tools restore mtime: an archive that is extracted twice leaves the
+    same inode, size and mtime. The launcher has the same numbers.
+    """
+    return [
+        *(path, status.st_dev, status.st_ino, status.st_size),
+        *(status.st_mtime_ns, status.st_ctime_ns),
+    ]

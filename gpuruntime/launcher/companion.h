@@ -76,14 +76,7 @@ static void append_config(struct text *out, int found, const struct statx *info)
 	append(out, "config ");
 	append(out, path.bytes);
 	append(out, "\nstat ");
-	append_device(out, info);
-	append(out, " ");
-	append_number(out, info->ino);
-	append(out, " ");
-	append_number(out, info->size);
-	append(out, " ");
-	/* Before 1970 this wraps to what Python never prints: no match, so Python. */
-	append_number(out, (uint64_t)info->mtime.seconds * 1000000000U + info->mtime.nanoseconds);
+	append_identity(out, info);
 	append(out, "\n");
 }
 
@@ -151,7 +144,7 @@ static struct companion find_companion(char **envp, bool creates)
 		result.runtimes = "runc\0crun\0";
 	if (found < 0 || result.runtimes != NULL)
 		return result;
-	append(&expected, "gpuruntime-launcher 2 " VERSION "\n");
+	append(&expected, "gpuruntime-launcher 3 " VERSION "\n");
 	result.config = expected.bytes + expected.length;
 	append_config(&expected, found, &info);
 	clear(&path);

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NAME = "launcher"
 # Another program may know of more words.
-HEAD = f"gpuruntime-launcher 2 {__version__}"
+HEAD = f"gpuruntime-launcher 3 {__version__}"
 MAX_BYTES = 64 << 10
 # MOST_WORDS and LONGEST_WORD of launcher/triggers.h, which looks for pairs of bytes first.
 MAX_WORDS = 128

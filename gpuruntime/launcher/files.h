@@ -142,4 +142,25 @@ static void append_device(struct text *out, const struct statx *info)
 	append_number(out, device_number(info->dev_major, info->dev_minor));
 }
 
+/* Appends a blank and a time in nanoseconds. */
+static void append_time(struct text *out, const struct timestamp *time)
+{
+	append(out, " ");
+	/* Before 1970 this wraps to what Python never writes: no match, so Python. */
+	append_number(out, (uint64_t)time->seconds * 1000000000U + time->nanoseconds);
+}
+
+/* Appends what changes with a file: device, inode, size and times.  Whoever restores mtime, as tar and
+ * cp -p do, cannot restore ctime. */
+static void append_identity(struct text *out, const struct statx *info)
+{
+	append_device(out, info);
+	append(out, " ");
+	append_number(out, info->ino);
+	append(out, " ");
+	append_number(out, info->size);
+	append_time(out, &info->mtime);
+	append_time(out, &info->ctime);
+}
+
 #endif

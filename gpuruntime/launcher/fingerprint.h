@@ -34,13 +34,6 @@ struct entry {
 	char name[];
 };
 
-static void append_time(const struct timestamp *time)
-{
-	/* Before 1970 this wraps to what Python never writes: no match, so Python. */
-	append(&answer, " ");
-	append_number(&answer, (uint64_t)time->seconds * 1000000000U + time->nanoseconds);
-}
-
 /* Device and inode of what is in path; of a file itself, *whole*, size and times as well. */
 static void ask_identity(bool whole)
 {
@@ -50,15 +43,13 @@ static void ask_identity(bool whole)
 		append(&answer, "-");
 		return;
 	}
+	if (whole) {
+		append_identity(&answer, &info);
+		return;
+	}
 	append_device(&answer, &info);
 	append(&answer, " ");
 	append_number(&answer, info.ino);
-	if (!whole)
-		return;
-	append(&answer, " ");
-	append_number(&answer, info.size);
-	append_time(&info.mtime);
-	append_time(&info.ctime);
 }
 
 static void ask_exists(void)

@@ -662,7 +662,7 @@ static bool read_replay(struct replay *replay, const char *config, struct slice 
 	if (look_at(AT_FDCWD, "/proc/self/exe", 0, &self) != 0)
 		return false;
 	clear(&head);
-	append(&head, "gpuruntime-replay 2 " VERSION "\n");
+	append(&head, "gpuruntime-replay 3 " VERSION "\n");
 	append(&head, config);
 	append(&head, "launcher ");
 	append_device(&head, &self);

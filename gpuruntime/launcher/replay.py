@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from gpuruntime.snapshots.grants import SavedGrants
 
 NAME = "replay"
-HEAD = "gpuruntime-replay 2"
+HEAD = "gpuruntime-replay 3"
 # LARGEST_REPLAY of launcher/replay.h, where a NUL is behind it, and DEEPEST_MOUNT.
 MAX_BYTES = (1 << 20) - 1
 MAX_MOUNT_DEPTH = 63

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The values of config.toml as a JSON snapshot, and the configuration loaded from it.
 
-On the start path. The snapshot records the path, inode, size and time of the file it was compiled
+On the start path. The snapshot records the path, inode, size and times of the file it was compiled
 from; it is not valid for another file, or for another state of that file.
 """
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from gpuruntime.snapshots.grants import SavedGrants
 
 NAME = "config.json"
-# 3: it holds the values of keys that earlier versions did not know.
-FORMAT = 3
+# 4: the stamp of the config file has ctime.
+FORMAT = 4
 MAX_BYTES = 1 << 20
 
 

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from gpuruntime.request.parse import Request
 
 NAME = "ready.json"
-FORMAT = 1
+# 2: the stamp of the config file has ctime.
+FORMAT = 2
 MAX_BYTES = 2 << 20
 # Images that ask for much cannot fill it with what they ask for.
 MAX_KEY_BYTES = 2048

@@ -49,7 +49,7 @@ static void print_list(const char *names)
 static void read_companion_end(const char *data, size_t size)
 {
 	/* As in the launcher: the names go to the beginning of the buffer that holds the lines. */
-	static const char head[] = "gpuruntime-launcher 2\n";
+	static const char head[] = "gpuruntime-launcher 3\n";
 	char *buffer = malloc(sizeof head + size);
 	struct companion companion = {NULL, NULL, NULL};
 

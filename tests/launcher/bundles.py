@@ -31,12 +31,13 @@ def companion_text(
 
     Creates are passed unless one of *words* is in config.json; none of them if that is None.
     """
-    lines = [f"gpuruntime-launcher 2 {VERSION}"]
+    lines = [f"gpuruntime-launcher 3 {VERSION}"]
     if config is None:
         lines.append("missing")
     else:
         found = config.stat()
-        stamp = f"{found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns}"
+        numbers = (found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        stamp = " ".join(map(str, (found.st_dev, found.st_ino, *numbers)))
         lines += [f"config {config}", f"stat {stamp}"]
     lines += [f"runtime {runtime}" for runtime in runtimes]
     lines.append("creates python" if words is None else "creates pass")

@@ -177,8 +177,8 @@ def swap(old: str, new: str) -> Callable[[str], str]:
 
 UNUSABLE: dict[str, Callable[[str], str]] = {
     "empty": lambda _: "",
-    "other-format": swap("gpuruntime-launcher 2", "gpuruntime-launcher 1"),
-    "longer-format": swap("gpuruntime-launcher 2", "gpuruntime-launcher 22"),
+    "other-format": swap("gpuruntime-launcher 3", "gpuruntime-launcher 2"),
+    "longer-format": swap("gpuruntime-launcher 3", "gpuruntime-launcher 33"),
     "other-version": swap(f" {VERSION}\n", " 0.0.9\n"),
     "longer-version": swap(f" {VERSION}\n", f" {VERSION}1\n"),
     "no-version": swap(f" {VERSION}\n", "\n"),
@@ -227,7 +227,11 @@ def test_malformed_companion_sends_everything_to_python(
 
 
 @pytest.mark.parametrize(
-    "change", ["size", "mtime", "mtime-ns", "inode", "removed-and-earlier", "appeared-earlier"]
+    "change",
+    [
+        *("size", "mtime", "mtime-ns", "content", "inode"),
+        *("removed-and-earlier", "appeared-earlier"),
+    ],
 )
 def test_stale_companion_sends_everything_to_python(change: str, bench: Bench) -> None:
     """An edited config counts from the next call on, without a restart of anything."""
@@ -242,6 +246,11 @@ def test_stale_companion_sends_everything_to_python(change: str, bench: Bench) -
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 10**9))
     elif change == "mtime-ns":
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns - 1))
+    elif change == "content":
+        # Size and mtime as before: ctime is what nobody can restore.
+        while path.stat().st_ctime_ns == before.st_ctime_ns:
+            path.write_text(path.read_text().swapcase())
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     elif change == "inode":
         copy = path.with_suffix(".new")
         copy.write_bytes(path.read_bytes())

@@ -71,7 +71,7 @@ def _version(file: Path) -> None:
 
 def _format(file: Path) -> None:
     data = file.read_bytes()
-    file.write_bytes(data.replace(b"gpuruntime-replay 2", b"gpuruntime-replay 1", 1))
+    file.write_bytes(data.replace(b"gpuruntime-replay 3", b"gpuruntime-replay 2", 1))
 
 
 def _config(file: Path) -> None:

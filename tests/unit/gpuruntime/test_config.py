@@ -6,15 +6,21 @@ from __future__ import annotations
 import json
 import os
 import stat
+import tarfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpuruntime import __version__, config
+from gpuruntime import __version__, config, probes
 from gpuruntime.configfile import compilation
 from gpuruntime.errors import ConfigError
+from gpuruntime.grant import Grant
 from gpuruntime.snapshots import config_snapshot, storage
+from gpuruntime.snapshots.grants import SavedGrants
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @pytest.fixture
@@ -135,6 +141,68 @@ def test_a_snapshot_is_used_until_the_file_changes(tmp_path: Path, run_directory
     assert sorted(os.listdir(run_directory)) == ["config.json", "launcher"]
 
 
+def _edited_in_place(place: Path) -> None:
+    """Write as many other bytes into the file, and restore its mtime, as editors and rsync can."""
+    path = place / "config.toml"
+    status = path.stat()
+    path.write_text(RUNTIMES.replace("runc", "crun"))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _extracted_again(place: Path) -> None:
+    """Extract another config.toml of the same size and time from an archive, over the first."""
+    source = place / "source"
+    source.mkdir()
+    (source / "config.toml").write_text(RUNTIMES.replace("runc", "crun"))
+    os.utime(source / "config.toml", (1_700_000_000,) * 2)
+    with tarfile.open(place / "config.tar", "w") as archive:
+        archive.add(source / "config.toml", "config.toml")
+    with tarfile.open(place / "config.tar") as archive, archive.extractfile("config.toml") as data:
+        # In place, as an extractor does that does not unlink first: the inode stays.
+        (place / "config.toml").write_bytes(data.read())
+        mtime = archive.getmember("config.toml").mtime
+    os.utime(place / "config.toml", (mtime, mtime))
+
+
+@pytest.mark.parametrize("change", [_edited_in_place, _extracted_again])
+def test_a_change_that_restores_size_and_mtime_is_noticed(
+    tmp_path: Path, run_directory: Path, change: Callable[[Path], None]
+) -> None:
+    """A container must not be given what the new config forbids; only ctime differs."""
+    path = Path(toml(tmp_path, RUNTIMES))
+    os.utime(path, (1_700_000_000,) * 2)
+    environment = {"GPURUNTIME_CONFIG": str(path)}
+    compilation.compile_file(str(path))
+    stamp = config.stamp(str(path), path.stat())
+    saved = SavedGrants(str(run_directory))
+    saved.use(stamp, {f"{config.RUNTIME}.runtimes": ["/opt/runc"]})
+    saved.keep(b"key", Grant({}), probes.read({}), of_inventory=True)
+    kept = SavedGrants(str(run_directory))
+    assert config_snapshot.load(environment, must_not_compile, kept).runtimes == ("/opt/runc",)
+    before = path.stat()
+    _await_another_ctime(tmp_path, before.st_ctime_ns)
+    change(tmp_path)
+    after = path.stat()
+    names = ("st_dev", "st_ino", "st_size", "st_mtime_ns")
+    assert [getattr(after, n) for n in names] == [getattr(before, n) for n in names]
+
+    def compile_file(path: str) -> dict[str, Any]:
+        return compilation.compile_file(path)[0]
+
+    kept = SavedGrants(str(run_directory))
+    assert config_snapshot.load(environment, compile_file, kept).runtimes == ("/opt/crun",)
+    assert config_snapshot.load(environment, must_not_compile).runtimes == ("/opt/crun",)
+
+
+def _await_another_ctime(place: Path, ctime_ns: int) -> None:
+    """Wait until a change has another ctime: file systems count in ticks of the clock."""
+    probe = place / "probe"
+    while True:
+        probe.write_bytes(b"")
+        if probe.stat().st_ctime_ns > ctime_ns:
+            return
+
+
 @pytest.mark.parametrize(
     "spoil", ["writable", "directory", "link", "fifo", "garbage", "deep", "format", "path", "list"]
 )
@@ -206,8 +274,9 @@ def test_the_snapshot_and_the_companion_are_for_everybody_to_read(
         (run_directory / "launcher")
         .read_text()
         .startswith(
-            f"gpuruntime-launcher 2 {__version__}\nconfig {path}\n"
-            f"stat {status.st_dev} {status.st_ino} {status.st_size} {status.st_mtime_ns}\n"
+            f"gpuruntime-launcher 3 {__version__}\nconfig {path}\n"
+            f"stat {status.st_dev} {status.st_ino} {status.st_size} "
+            f"{status.st_mtime_ns} {status.st_ctime_ns}\n"
             "runtime /opt/runc\ncreates pass\nword NVIDIA_\n"
         )
     )
