@@ -62,9 +62,16 @@ class Child:
             if fd >= 0:
                 os.set_blocking(fd, False)
 
-    def finish(self, deadline_s: float, limit: int) -> Outcome:
+    @property
+    def pid(self) -> int:
+        """The process id, which is the child's until its outcome is there."""
+        return self._pid
+
+    def finish(
+        self, deadline_s: float, limit: int, look: Callable[[], None] | None = None
+    ) -> Outcome:
         """Return the outcome of this child alone, as `finish` does."""
-        return finish((self,), deadline_s, limit)[0]
+        return finish((self,), deadline_s, limit, look)[0]
 
     def advance(self, limit: int) -> bool:
         """Write and read what is possible at once, and return whether that was anything."""
@@ -239,11 +246,17 @@ def fork(body: Callable[[int], int]) -> Child:
     return Child(pid, reader)
 
 
-def finish(children: Sequence[Child], deadline_s: float, limit: int) -> list[Outcome]:
+def finish(
+    children: Sequence[Child],
+    deadline_s: float,
+    limit: int,
+    look: Callable[[], None] | None = None,
+) -> list[Outcome]:
     """Return the outcomes of *children*, in their order; all have *deadline_s* together.
 
-    Of no child more than *limit* bytes of output are kept, or little more. Whatever happens,
-    their process groups are killed and they are waited for.
+    Of no child more than *limit* bytes of output are kept, or little more. *look* is called again
+    and again while there is nothing to read. Whatever happens, their process groups are killed
+    and they are waited for.
     """
     end = time.monotonic() + deadline_s
     outcomes: dict[Child, Outcome] = {}
@@ -259,6 +272,8 @@ def finish(children: Sequence[Child], deadline_s: float, limit: int) -> list[Out
                     outcomes[child] = child.close()
                     has_moved = True
             if not has_moved:
+                if look is not None:
+                    look()
                 time.sleep(_STEP_S)
     finally:
         for child in children:

@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from gpuruntime.errors import ConfigError, GpuRuntimeError
+from gpuruntime.errors import ConfigError, DriverError, GpuRuntimeError
 from gpuruntime.slowpath import DEADLINE_S
 
 TYPE_CHECKING = False
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from gpuruntime import probes
 
+# What discovery opens at the same time, and much to spare.
+MIN_DESCRIPTORS = 64
 MODPROBE = "usr/bin/nvidia-modprobe"
 
 
@@ -52,14 +54,18 @@ def yaml(texts: dict[str, str]) -> dict[str, object]:
 def discover(argument: dict[str, float | str]) -> dict[str, object]:
     """Return {"inventory", "state"} of the machine below the driver root, or {"error", "state"}.
 
-    The state is that from before: what changes meanwhile is noticed by the next who looks.
+    The state is that from before: what changes meanwhile is noticed by the next who looks. And
+    "shared" with either: whether the same would be answered to another process, which other limits
+    and another cgroup may hold.
     """
     from gpuruntime import probes  # noqa: PLC0415
-    from gpuruntime.discover import fingerprint, inventory  # noqa: PLC0415
+    from gpuruntime.discover import fingerprint, inventory, nvml  # noqa: PLC0415
     from gpuruntime.snapshots import inventory_json  # noqa: PLC0415
 
     root = str(argument["driver root"])
     state: probes.State | None = None
+    own_limits: list[None] = []
+    is_shared = _has_descriptors()
     try:
         # A driver root may have files alone.
         dev_root = root if os.path.exists(os.path.join(root, "dev/nvidiactl")) else "/"
@@ -70,15 +76,34 @@ def discover(argument: dict[str, float | str]) -> dict[str, object]:
             strict=False,
             environment=False,
             deadline_s=float(argument["deadline_s"]),
+            on_own_limits=lambda: own_limits.append(None),
         )
     except GpuRuntimeError as error:
+        kind = DriverError if isinstance(error, DriverError) else type(error)
         failure = {
-            "class": type(error).__name__,
+            "class": kind.__name__,
             "message": error.message,
             "hint": error.hint,
         }
-        return {"error": failure, "state": state}
-    return {"inventory": inventory_json.encode(found), "state": state}
+        is_shared = is_shared and not isinstance(error, nvml.NoAnswerError)
+        return {"error": failure, "state": state, "shared": is_shared}
+    is_shared = is_shared and not own_limits
+    return {"inventory": inventory_json.encode(found), "state": state, "shared": is_shared}
+
+
+def _has_descriptors() -> bool:
+    """Tell whether this process may have descriptors enough to see each file.
+
+    A directory that cannot be opened for want of one looks as if it were not there.
+    """
+    if os.sysconf("SC_OPEN_MAX") >= MIN_DESCRIPTORS:
+        return True
+    import resource  # noqa: PLC0415 (hardly any caller has such a limit)
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = min(hard, MIN_DESCRIPTORS)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (enough, hard))
+    return enough == MIN_DESCRIPTORS
 
 
 def make_nodes(argument: dict[str, Any]) -> bool:

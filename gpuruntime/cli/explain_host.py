@@ -57,7 +57,7 @@ class ExplainHost(Machine):
 
         kept = None
         if not fresh and self._config["health"] != "nvml":
-            kept = InventorySnapshot(root, discover, deadline_s).read()
+            kept = InventorySnapshot(root, discover).read()
         found = kept or Found(inventory_of(discover()), is_fresh=True, state=None)
         self.machine = found.inventory
         return found

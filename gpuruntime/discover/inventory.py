@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 
 from gpuruntime.discover import device_nodes, nvml, platform, user_space, user_space_version
@@ -20,7 +20,7 @@ UDEV = "/run/udev"
 CUFILE = "/etc/cufile.json"
 
 
-def discover(
+def discover(  # noqa: PLR0913 (options, given by name)
     driver_root: str,
     dev_root: str,
     *,
@@ -30,12 +30,14 @@ def discover(
     strict: bool = True,
     environment: bool = True,
     deadline_s: float = nvml.DEADLINE_S,
+    on_own_limits: Callable[[], object] = bool,
 ) -> Inventory:
     """Read the machine below *driver_root* and *dev_root*.
 
     With *management* no GPU is asked for, and the nodes of all are taken. If not *strict*, there
     may be no GPU at all, and control nodes may be missing. With *environment*, its variables say
-    where else files are. Raises DriverError if the driver does not answer within *deadline_s*,
+    where else files are. *on_own_limits* is called if a GPU is left out that another process may
+    get. Raises DriverError if the driver does not answer within *deadline_s*,
     DiscoveryError if files or nodes are missing, ConfigError on a machine of another kind.
     """
     root = user_space.DriverRoot(driver_root)
@@ -47,6 +49,8 @@ def discover(
             platform.refuse_tegra(root)
             raise
         answer = nvml.query(library, deadline_s)
+        if not answer.is_shared:
+            on_own_limits()
         platform.refuse_integrated(answer.gpus)
         found = user_space.find_driver(
             root,

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import signal
+import time
 from typing import Any
 
 from gpuruntime import child_process
@@ -23,6 +24,13 @@ from gpuruntime.model import Gpu, MigDevice
 from gpuruntime.record import Record
 
 DEADLINE_S = 30.0
+# A process that sleeps in the kernel for so long before the deadline, and does nothing else, waits
+# for the driver. It is longer than the kernel lets one sleep for its memory.high.
+_WATCH_S = 3.0
+# Of a short deadline, this part of it.
+_WATCHED_PART = 0.25
+# How often the process is looked at then.
+_LOOK_S = 0.05
 _ANSWER_BYTES = 8 << 20
 _HINT = 'check that "nvidia-smi -L" works on the host'
 
@@ -30,6 +38,10 @@ _HINT = 'check that "nvidia-smi -L" works on the host'
 _INVALID_ARGUMENT, _NOT_SUPPORTED, _NOT_FOUND = 2, 3, 6
 _FUNCTION_NOT_FOUND = 13
 _DRIVER_NOT_LOADED, _DRIVER_MISMATCH = 9, 18
+# What NVML answers a process that may not open a node, load a library or have the memory: another
+# process, under other limits, may have another answer. In order: no permission, library not found,
+# operating system, memory, insufficient resources, unknown.
+_OF_THIS_PROCESS = frozenset({4, 12, 17, 20, 23, 999})
 # What an older NVML, or another GPU, answers to a question that it does not know.
 _NOT_HERE = (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND)
 _NO_SUCH_MIG = (_NOT_FOUND, _INVALID_ARGUMENT)
@@ -48,10 +60,21 @@ _MAX_MIG_DEVICES = 7
 _UUID = re.compile(r"[!-~]{1,200}\Z")
 
 
-class Answer(Record):
-    """What NVML says: the driver's versions if it knows, the GPUs, what is left out and why."""
+class NoAnswerError(DriverError):
+    """The driver gave no answer that holds for other processes.
 
-    __slots__ = ("cuda_version", "driver_version", "gpus", "problems")
+    Its library could not be loaded, the process that asked was killed or got no time, or what it
+    may use is not enough.
+    """
+
+
+class Answer(Record):
+    """What NVML says: the driver's versions if it knows, the GPUs, what is left out and why.
+
+    *is_shared* tells whether another process would have the same answer.
+    """
+
+    __slots__ = ("cuda_version", "driver_version", "gpus", "is_shared", "problems")
 
     def __init__(
         self,
@@ -59,37 +82,44 @@ class Answer(Record):
         cuda_version: str,
         gpus: tuple[Gpu, ...],
         problems: tuple[str, ...],
+        *,
+        is_shared: bool = True,
     ) -> None:
         self.driver_version = driver_version
         self.cuda_version = cuda_version
         self.gpus = gpus
         self.problems = problems
+        self.is_shared = is_shared
 
 
 def query(library: str, deadline_s: float = DEADLINE_S, *, proc: str = "/proc") -> Answer:
     """Ask the NVML at the host path *library* (`nvidia-smi -L` shows the same).
 
-    To be called where there is one thread. Raises DriverError if the library cannot be loaded,
-    fails, or does not answer in *deadline_s* seconds.
+    To be called where there is one thread. Raises DriverError if NVML answers with an error, or
+    does not return in *deadline_s* seconds; NoAnswerError, which is one, if the library cannot be
+    loaded, or if it may be this process's own limits that keep it from an answer.
     """
+    end = time.monotonic() + deadline_s
     try:
         child = child_process.fork(lambda writer: _be_child(writer, library, deadline_s, proc))
     except OSError as error:
-        raise DriverError(
+        raise NoAnswerError(
             f'cannot start the process that asks "{library}": {error.strerror}',
             "end other processes, or raise the limit on their number",
         ) from error
-    outcome = child.finish(deadline_s, _ANSWER_BYTES)
+    watch = _SleepWatch(child.pid, end - min(_WATCH_S, deadline_s * _WATCHED_PART), end)
+    outcome = child.finish(deadline_s, _ANSWER_BYTES, watch.look)
     # A driver that hangs where its process ends has answered before.
     if outcome.how == child_process.LATE:
-        raise DriverError(
-            f'the driver did not answer in {deadline_s:g} s: "{library}"',
-            'look for NVRM and Xid lines in "dmesg"',
-        )
+        message = f'the driver did not answer in {deadline_s:g} s: "{library}"'
+        hint = 'look for NVRM and Xid lines in "dmesg"'
+        if watch.has_slept:
+            raise DriverError(message, hint)
+        raise NoAnswerError(message, f"{hint}, and for a CPU limit on the cgroup of the runtime")
     try:
         answer = json.loads(outcome.output)
     except ValueError:
-        raise DriverError(
+        raise NoAnswerError(
             f'"{library}" ended the process that asked it, {_how(outcome.status)}', _HINT
         ) from None
     if "error" in answer:
@@ -99,8 +129,54 @@ def query(library: str, deadline_s: float = DEADLINE_S, *, proc: str = "/proc") 
         for gpu in answer["gpus"]
     )
     return Answer(
-        answer["driver_version"], answer["cuda_version"], gpus, tuple(answer["problems"])
+        answer["driver_version"],
+        answer["cuda_version"],
+        gpus,
+        tuple(answer["problems"]),
+        is_shared=answer["is_shared"],
     )
+
+
+class _SleepWatch:
+    """Whether a process sleeps once and without a break from *start* to *end*: in the driver.
+
+    A process that is throttled, or waits for memory, is runnable or is switched again and again.
+    """
+
+    def __init__(self, pid: int, start: float, end: float) -> None:
+        self._pid = pid
+        self._next = start
+        self._latest_start = (start + end) / 2
+        self._sleep: str | None = None
+        self.has_slept = False
+
+    def look(self) -> None:
+        """Look at the process, if it is time to; called until the process has ended."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _LOOK_S
+        if self._sleep is None:
+            # Too late, because this process did not get its time either: that proves nothing.
+            self._sleep = _sleep_of(self._pid) if now < self._latest_start else ""
+            return
+        if _sleep_of(self._pid) != self._sleep:
+            self._sleep = ""
+        self.has_slept = bool(self._sleep)
+
+
+def _sleep_of(child: int) -> str:
+    """Return what stays the same while *child* sleeps once; "" if it does not sleep."""
+    try:
+        with open(f"/proc/{child}/status", encoding="ascii", errors="replace") as stream:
+            lines = stream.read().splitlines()
+    except OSError:
+        return ""
+    facts = dict(line.split(":", 1) for line in lines if ":" in line)
+    if facts.get("State", "").split()[:1] not in (["S"], ["D"]):
+        return ""
+    switches = ("voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
+    return " ".join(facts.get(name, "").strip() for name in switches)
 
 
 def _how(status: int | None) -> str:
@@ -111,6 +187,8 @@ def _how(status: int | None) -> str:
 
 def _failure(library: str, text: str, code: int | None, proc: str) -> DriverError:
     message = f'NVML of "{library}": {text}'
+    if code is None or code in _OF_THIS_PROCESS:
+        return NoAnswerError(message, _HINT)
     if code == _DRIVER_MISMATCH:
         versions = of_name(os.path.realpath(library)), module_version(proc)
         ours, loaded = (known or "of unknown version" for known in versions)
@@ -230,6 +308,19 @@ class _Nvml:
             return f"code {code}"
 
 
+class _Problems:
+    """What is left out and why, and whether another process would leave out the same."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.is_shared = True
+
+    def leave_out(self, what: str, error: _NvmlError) -> None:
+        """Note that *what* ("GPU 1 is") is left out for *error*."""
+        self.texts.append(f"{what} left out: {error}")
+        self.is_shared = self.is_shared and error.code not in _OF_THIS_PROCESS
+
+
 def _be_child(writer: int, library: str, deadline_s: float, proc: str) -> int:
     """Write the answer of *library* to *writer*, and return the exit status."""
     # An unreachable object of the parent must not close its descriptor's number here.
@@ -254,6 +345,7 @@ def _be_child(writer: int, library: str, deadline_s: float, proc: str) -> int:
     except _NvmlError as error:
         answer = {"error": str(error), "code": error.code}
     except (OSError, ImportError) as error:
+        # Not of NVML: the loader's, which may lack memory or descriptors.
         answer = {"error": escape(str(error))}
     view = memoryview(json.dumps(answer).encode())
     while view:
@@ -265,18 +357,19 @@ def _ask(library: str, proc: str) -> dict[str, Any]:
     nvml = _Nvml(library)
     nvml.ask("nvmlInit")
     gpus: list[dict[str, Any]] = []
-    problems: list[str] = []
+    problems = _Problems()
     for index in range(nvml.ask("nvmlDeviceGetCount")):
         try:
             gpus.append(_gpu(nvml, index, proc, problems))
         except _NvmlError as error:
             # One GPU that fell off the bus does not cost the others.
-            problems.append(f"GPU {index} is left out: {error}")
+            problems.leave_out(f"GPU {index} is", error)
     return {
         "driver_version": _unless_error(nvml.text, "nvmlSystemGetDriverVersion") or None,
         "cuda_version": _cuda_version(nvml),
         "gpus": gpus,
-        "problems": problems,
+        "problems": problems.texts,
+        "is_shared": problems.is_shared,
     }
 
 
@@ -286,7 +379,7 @@ def _cuda_version(nvml: _Nvml) -> str:
     return f"{number // 1000}.{number % 1000 // 10}" if number else ""
 
 
-def _gpu(nvml: _Nvml, index: int, proc: str, problems: list[str]) -> dict[str, Any]:
+def _gpu(nvml: _Nvml, index: int, proc: str, problems: _Problems) -> dict[str, Any]:
     """Return what there is to know of one GPU; raise _NvmlError if it cannot be used."""
     device = nvml.ask("nvmlDeviceGetHandleByIndex", index)
     uuid = _uuid(nvml, device, f"GPU {index}", problems)
@@ -310,7 +403,7 @@ def _gpu(nvml: _Nvml, index: int, proc: str, problems: list[str]) -> dict[str, A
 
 
 def _mig_devices(
-    nvml: _Nvml, device: object, gpu: int, problems: list[str]
+    nvml: _Nvml, device: object, gpu: int, problems: _Problems
 ) -> list[dict[str, Any]]:
     found = []
     count = _optional(nvml.ask, "nvmlDeviceGetMaxMigDeviceCount", device)
@@ -320,10 +413,10 @@ def _mig_devices(
             mig = nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", device, index)
         except _NvmlError as error:
             if error.code in _NOT_HERE:
-                problems.append(f"the MIG devices of GPU {gpu} are left out: {error}")
+                problems.leave_out(f"the MIG devices of GPU {gpu} are", error)
                 break
             if error.code not in _NO_SUCH_MIG:
-                problems.append(f"{what} is left out: {error}")
+                problems.leave_out(f"{what} is", error)
             continue
         try:
             found.append(
@@ -335,7 +428,7 @@ def _mig_devices(
                 }
             )
         except _NvmlError as error:
-            problems.append(f"{what} is left out: {error}")
+            problems.leave_out(f"{what} is", error)
     return found
 
 
@@ -371,11 +464,11 @@ def _brand(nvml: _Nvml, device: object) -> str:
     return _BRANDS[number] if number < len(_BRANDS) else _BRANDS[0]
 
 
-def _uuid(nvml: _Nvml, device: object, what: str, problems: list[str]) -> str:
+def _uuid(nvml: _Nvml, device: object, what: str, problems: _Problems) -> str:
     """Return the UUID, "" if there is none or none that can be a name; raise _NvmlError."""
     uuid: str = _optional(nvml.text, "nvmlDeviceGetUUID", device) or ""
     if uuid and not _UUID.match(uuid):
-        problems.append(f'{what} has no name by its UUID, which is "{escape(uuid)}"')
+        problems.texts.append(f'{what} has no name by its UUID, which is "{escape(uuid)}"')
         return ""
     return uuid
 

@@ -3,8 +3,9 @@
 
 On the start path. The snapshot holds the host state that it was made from, and is valid while that
 is unchanged (gpuruntime/probes.py). A process that finds it invalid holds the lock while the
-driver is queried; the others wait for the result, no longer than the driver may take, and share a
-failure.
+driver is queried. The others wait for the result and share a failure, but they do not wait long:
+engines run a create under the limits of its container, and one that gets no processor time must
+not delay all others. What such limits did is kept for nobody else.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 
 from cdi import strictjson
 from gpuruntime import errors, probes, slowpath
-from gpuruntime.errors import DriverError, GpuRuntimeError
+from gpuruntime.errors import GpuRuntimeError
 from gpuruntime.record import Record
 from gpuruntime.snapshots import inventory_json, storage
 from gpuruntime.trusted_files import may_trust
@@ -37,6 +38,9 @@ FORMAT = 1
 # So long a failure is remembered: a storm of creates is not to ask a dead driver one by one.
 FAILURE_S = 5
 _MAX_BYTES = 16 << 20
+# So long a create waits for another that asks the driver, before it asks itself. Most drivers
+# have answered by then.
+PATIENCE_S = 3.0
 _STEP_S = 0.01
 
 
@@ -63,7 +67,7 @@ def of_machine(config: Config, cli_python: str, *, fresh: bool) -> Found:
     root = config.driver_root or "/"
     question = {"driver root": root, "deadline_s": deadline_s}
     cache = InventorySnapshot(
-        root, lambda: slowpath.ask(cli_python, "discover", question, deadline_s), deadline_s
+        root, lambda: slowpath.ask(cli_python, "discover", question, deadline_s)
     )
     return cache.get(fresh=fresh or config["health"] == "nvml")
 
@@ -72,19 +76,19 @@ class InventorySnapshot:
     """The snapshot of the inventory below *driver_root*, in *directory*.
 
     *discover* is called when none fits: it returns an answer of gpuruntime.slowpath_server, or
-    raises GpuRuntimeError. *deadline_s* is how long that may take, and how long others wait.
+    raises GpuRuntimeError if there is none. *patience_s* is how long to wait for another.
     """
 
     def __init__(
         self,
         driver_root: str,
         discover: Callable[[], Any],
-        deadline_s: float,
+        patience_s: float = PATIENCE_S,
         directory: str = storage.RUN_DIRECTORY,
     ) -> None:
         self._driver_root = driver_root
         self._discover = discover
-        self._deadline_s = deadline_s
+        self._patience_s = patience_s
         self._directory = directory
 
     def read(self) -> Found | None:
@@ -136,23 +140,24 @@ class InventorySnapshot:
             return None
 
     def _discovered(self) -> Found:
+        """Return what the driver answers now; it is kept if others would have the same answer.
+
+        Raises the error of the discovery. One that is not the driver's answer (the child was
+        killed, could not be started or got no time) is this process's own, and not kept.
+        """
         asked = _now()
-        try:
-            answer = self._discover()
-        except GpuRuntimeError as error:
-            failure = {
-                "class": type(error).__name__,
-                "message": error.message,
-                "hint": error.hint,
-            }
-            answer = {"error": failure, "state": None}
+        answer = self._discover()
+        if not answer["shared"]:
+            return Found(inventory_of(answer), is_fresh=True, state=None)
         if "error" in answer:
-            self._store(FAILURE, {**answer, "at": _now()})
+            failure = {"error": answer["error"], "state": answer["state"]}
+            self._store(FAILURE, {**failure, "at": _now()})
             raise _error(answer["error"])
         # Each discovery makes another file of it, also of the same facts.
-        self._store(SNAPSHOT, {**answer, "asked": asked, "made": os.urandom(8).hex()})
-        inventory = inventory_json.decode(answer["inventory"])
-        return Found(inventory, is_fresh=True, state=answer["state"])
+        made = os.urandom(8).hex()
+        kept = {"inventory": answer["inventory"], "state": answer["state"]}
+        self._store(SNAPSHOT, {**kept, "asked": asked, "made": made})
+        return Found(inventory_of(answer), is_fresh=True, state=answer["state"])
 
     def _raise_failure(self) -> None:
         """Raise the error of a discovery that failed a moment ago, on a host as it is now."""
@@ -171,22 +176,20 @@ class InventorySnapshot:
             raise error
 
     def _wait(self, lock: int) -> None:
-        """Wait for *lock* as long as the driver may take; raise DriverError."""
-        end = time.monotonic() + self._deadline_s
-        while True:
+        """Wait for *lock* for a while.
+
+        Whoever does not get it asks the driver all the same: files are replaced as a whole, and
+        the lock only saves the driver questions.
+        """
+        end = time.monotonic() + self._patience_s
+        while time.monotonic() < end:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 if error.errno not in (errno.EAGAIN, errno.EINTR):
-                    raise
+                    return
             else:
                 return
-            if time.monotonic() >= end:
-                raise DriverError(
-                    f"the driver did not answer in {self._deadline_s:g} s "
-                    "to another container that is being created",
-                    'look for NVRM and Xid lines in "dmesg"',
-                )
             time.sleep(_STEP_S)
 
     def _open_lock(self) -> int | None:

@@ -154,10 +154,43 @@ def held(bench: Creates) -> Found:
     before = sorted(os.listdir(RUN))
     found["no GPU"] = [bench.create(None), bench.create("void")]
     found["same"] = before == sorted(os.listdir(RUN))
-    bench.configure(**HASTE)
     found["cold"] = bench.create()
-    bench.configure()
+    found["next"] = bench.create("2")
     os.close(lock)
+    return found
+
+
+def short(bench: Creates) -> Found:
+    """Create with few descriptors, where discovery may not see each file, and then with many."""
+    creates.forget()
+    few = ("prlimit", "--nofile=40:40")
+    found: Found = {"few": bench.create("all", before=few), "kept": sorted(os.listdir(RUN))}
+    found["many"] = bench.create("all")
+    creates.forget()
+    bench.fault(FAILS)
+    found["fails"] = bench.create(before=few)
+    bench.fault()
+    found["well again"] = bench.create()
+    return found
+
+
+def killed(bench: Creates) -> Found:
+    """Create where each process that asks the driver is ended, as the kernel does for memory."""
+    creates.forget()
+    library = (LIBRARIES / "libnvidia-ml.so.1").resolve()
+    kept = library.with_suffix(".kept")
+    library.rename(kept)
+    source = WORK / "killed.c"
+    source.write_text(
+        "#include <signal.h>\n__attribute__((constructor)) void f(void) { raise(SIGKILL); }\n"
+    )
+    name = "-Wl,-soname,libnvidia-ml.so.1"
+    run("gcc", "-shared", "-fPIC", name, "-o", library, source)
+    found: Found = {"first": bench.create(), "kept": sorted(os.listdir(RUN))}
+    # In place: the host stays the same to every fingerprint of directories.
+    shutil.copy(kept, library)
+    kept.unlink()
+    found["well again"] = bench.create()
     return found
 
 
@@ -259,7 +292,10 @@ def unkillable(bench: Creates) -> Found:
 
 
 # The last leaves a driver that answers nobody.
-CASES = (warm, changes, at_once, hangs, fails, held, trust, unwritable, health, unkillable)
+CASES = (
+    *(warm, changes, at_once, hangs, fails, held, short, killed),
+    *(trust, unwritable, health, unkillable),
+)
 
 
 def play() -> Found:

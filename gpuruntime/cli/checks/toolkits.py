@@ -217,7 +217,7 @@ def snapshot(machine: ExaminedMachine) -> Iterator[Note]:
 
 def _fits(machine: ExaminedMachine) -> bool:
     root = machine.config.driver_root or "/"
-    return InventorySnapshot(root, _never, 0).read() is not None
+    return InventorySnapshot(root, _never).read() is not None
 
 
 def _never() -> object:

@@ -364,6 +364,70 @@ def test_a_library_that_hangs_is_given_up_in_time(install: Install) -> None:
     assert children() == set()
 
 
+@pytest.mark.parametrize(
+    ("init", "is_answer"),
+    [
+        ("pause();", True),
+        # As a driver that is late, or a process that gets no time: it is not known which.
+        ("for (;;) usleep(10000);", False),
+        ("for (;;);", False),
+        ("raise(SIGSTOP);", False),
+    ],
+)
+def test_only_a_process_that_sleeps_in_the_driver_is_kept_by_it(
+    tmp_path: Path, init: str, *, is_answer: bool
+) -> None:
+    """Such an answer is remembered for other creates; what a CPU limit did must not be."""
+    source = tmp_path / "nvml.c"
+    source.write_text(
+        "#include <signal.h>\n#include <unistd.h>\n"
+        f"int nvmlInitWithFlags(unsigned f) {{ {init} return 0; }}\n"
+        f"int nvmlInit_v2(void) {{ {init} return 0; }}\n"
+    )
+    library = tmp_path / "libnvidia-ml.so.1"
+    command = ["gcc", "-shared", "-fPIC", "-w", "-o", str(library), str(source)]
+    subprocess.run(command, check=True)
+    with pytest.raises(DriverError, match=r"did not answer in 4 s") as caught:
+        nvml.query(str(library), 4)
+    assert isinstance(caught.value, nvml.NoAnswerError) is not is_answer
+    assert ("CPU limit" in str(caught.value.hint)) is not is_answer
+    assert children() == set()
+
+
+@pytest.mark.parametrize(
+    ("code", "is_answer"),
+    [
+        *((9, True), (15, True), (18, True)),
+        *((4, False), (12, False), (17, False), (20, False), (23, False), (999, False)),
+    ],
+)
+def test_an_error_that_is_of_the_process_is_no_answer_for_others(
+    install: Install, code: int, *, is_answer: bool
+) -> None:
+    """A cgroup forbids it the driver's nodes, or memory is short: others are asked anew."""
+    with pytest.raises(DriverError) as caught:
+        nvml.query(install(f"fault init-fails {code}"))
+    assert isinstance(caught.value, nvml.NoAnswerError) is not is_answer
+
+
+@pytest.mark.parametrize(
+    ("faults", "is_shared"),
+    [
+        ((), True),
+        (("fault lost 0",), True),
+        (("fault fails nvmlDeviceGetUUID 4 0",), False),
+        (("fault fails nvmlDeviceGetHandleByIndex_v2 23 0",), False),
+    ],
+)
+def test_a_gpu_that_this_process_may_not_use_may_be_for_others(
+    install: Install, faults: tuple[str, ...], *, is_shared: bool
+) -> None:
+    """A GPU that fell off the bus is gone for all."""
+    answer = nvml.query(install(*faults))
+    assert answer.is_shared is is_shared
+    assert len(answer.problems) == len(faults)
+
+
 @pytest.fixture
 def interruptible() -> Iterator[None]:
     """Have SIGINT raise KeyboardInterrupt: who is started in the background ignores it."""
@@ -428,8 +492,10 @@ def test_a_library_that_does_damage_does_it_elsewhere(name: str, tmp_path: Path)
     library = tmp_path / "libnvidia-ml.so.1"
     command = ["gcc", "-shared", "-fPIC", "-o", str(library), str(tmp_path / "nvml.c")]
     subprocess.run(command, check=True)
-    with pytest.raises(DriverError, match=told):
+    with pytest.raises(DriverError, match=told) as caught:
         nvml.query(str(library))
+    # Whoever was ended did not answer: it may have been for want of memory.
+    assert isinstance(caught.value, nvml.NoAnswerError) == (name != "prints")
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\x7fELF", b"INPUT(libc.so.6)\n"])
