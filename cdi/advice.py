@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import stat
 
-from cdi import names, version
+from cdi import document, names, version
 from cdi.annotations import MAX_NAME_CHARS, MAX_PREFIX_CHARS, annotation_problems
 from cdi.document import Problem
 
@@ -222,7 +222,9 @@ def _hook(
     hook: dict[str, Any], path: Path, stat_host: Callable[[str], stat_result] | None
 ) -> Iterator[Problem]:
     program = _text(hook, "path")
-    yield from _path(program, (*path, "path"))
+    # Else it is an error, and not worth a warning as well.
+    if not document.hook_path_problem(program):
+        yield from _path(program, (*path, "path"))
     for i, argument in _texts(hook, "args"):
         if "\0" in argument:
             text = "it has a NUL, which ends it early"

@@ -27,6 +27,11 @@ HOOK_NAMES = (
     "poststart",
     "poststop",
 )
+# Where the programs of processes are: what is there when a hook runs is the image's to choose.
+_OF_PROCESSES = (
+    ("proc",),
+    *(("dev", name) for name in ("fd", "stdin", "stdout", "stderr")),
+)
 UINT32 = (0, 2**32 - 1)
 INT64 = (-(2**63), 2**63 - 1)
 
@@ -342,8 +347,9 @@ def _edits_problems(edits: Edits, path: Path) -> Iterator[Problem]:
         if hook.get("hookName", "") not in HOOK_NAMES:
             text = f'"{hook.get("hookName", "")}" is none of {", ".join(HOOK_NAMES)}'
             yield Problem("hook-name", (*here, "hookName"), text)
-        if not hook.get("path"):
-            yield Problem("hook-path", (*here, "path"), "the hook has no path")
+        text = hook_path_problem(hook.get("path", ""))
+        if text:
+            yield Problem("hook-path", (*here, "path"), text)
         yield from _env_problems("hook-env", hook.get("env", ()), (*here, "env"))
     for i, mount in enumerate(edits.get("mounts", ())):
         here = (*path, "mounts", i)
@@ -357,6 +363,23 @@ def _edits_problems(edits: Edits, path: Path) -> Iterator[Problem]:
         text = 'is no name of a directory of less than 4096 bytes, nor "/"'
         yield Problem("rdt-clos-id", (*path, "intelRdt", "closID"), text)
     yield from _net_device_problems(edits, path)
+
+
+def hook_path_problem(path: str) -> str:
+    """Return why *path* cannot be the program of a hook, "" if it can be.
+
+    A low-level runtime runs it as root of the host, in the directory of the container's root.
+    """
+    if not path:
+        return "the hook has no path"
+    if not path.startswith("/"):
+        return f'"{path}" is not absolute: runc would run the program that the image has there'
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    # Behind a link, ".." leads elsewhere than its text does, but at most up to the root.
+    starts = [0, *(i + 1 for i, part in enumerate(parts) if part == "..")]
+    if any(tuple(parts[at : at + len(end)]) == end for at in starts for end in _OF_PROCESSES):
+        return f'"{path}" leads to files of processes: runc would run a program of the image'
+    return ""
 
 
 def _env_problems(category: str, env: list[str] | tuple[()], path: Path) -> Iterator[Problem]:

@@ -80,6 +80,13 @@ def _lists(values: list[Any]) -> list[Any]:
     return list(chain.from_iterable(values))
 
 
+def _programs(values: list[Any]) -> int:
+    # No answer for what may not be the program of a hook, and for a few that may.
+    joined = "\n".join(["", *values])
+    absolute = joined.count("\n/") == joined.count("\n")
+    return _require(all(values), absolute, "/proc" not in joined, "/dev/" not in joined)
+
+
 def _strings(values: list[Any]) -> int:
     # Raises TypeError for anything else.
     "".join(values)
@@ -160,7 +167,7 @@ _EDITS: dict[str, Check] = {
     "hooks": _objects_of(
         {
             "hookName": _one_of(*document.HOOK_NAMES),
-            "path": _texts,
+            "path": _programs,
             "args": _lists_of_strings,
             "env": _environments,
             "timeout": _numbers,

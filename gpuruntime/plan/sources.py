@@ -155,4 +155,8 @@ def _unresolved(names: Sequence[str], known: Registry) -> GpuRuntimeError:
         path, reasons = next(iter(known.errors.items()))
         more = f", and {len(known.errors) - 1} more" if len(known.errors) > 1 else ""
         text += f'; not used: "{path}" ({reasons[0].category}: {reasons[0]}){more}'
+        if not names_known:
+            hint = (
+                f'correct the file; "gpuruntime cdi validate {path}" lists what is wrong with it'
+            )
     return UnresolvedDeviceError(text, hint)

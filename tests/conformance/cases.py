@@ -22,6 +22,8 @@ from cdi.inject import inject
 
 # The reference leaves its temporary file's mode, which others than root cannot read.
 OUR_MODE = "0644"
+# Name of a case that the reference loads → the category for which we do not.
+REFUSED = {"hook-relative-path": "hook-path"}
 
 
 class DifferenceError(Exception):
@@ -96,6 +98,11 @@ def load(case: dict[str, Any], place: Path) -> registry.Registry:
 def run_inject(case: dict[str, Any], place: Path) -> None:
     """Load, compare what is known, inject, compare the config."""
     known = load(case, place)
+    if case["name"] in REFUSED:
+        errors = [[error.category for error in found] for found in known.errors.values()]
+        same("errors", errors, [[REFUSED[case["name"]]]])
+        same("devices", known.devices, [])
+        return
     if "cache" in case:
         errors = {
             str(Path(path).relative_to(place)): sorted(error.category for error in found)

@@ -47,7 +47,7 @@ def spoiled(case: dict[str, Any]) -> dict[str, Any]:
 def test_a_wrong_expectation_fails(operation: str) -> None:
     """The runner compares what it says it compares."""
     for case in CASES.values():
-        if case["op"] == operation:
+        if case["op"] == operation and case["name"] not in cases.REFUSED:
             with pytest.raises((cases.DifferenceError, AttributeError, KeyError, TypeError)):
                 cases.run(spoiled(case))
 

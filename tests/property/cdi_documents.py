@@ -180,7 +180,9 @@ def hook(rng: random.Random) -> Document:
         "env": lambda: env(rng),
         "timeout": lambda: int64(rng),
     }
-    return {"hookName": rng.choice(STAGES), "path": path(rng), **some(rng, members)}
+    stage = rng.choice(STAGES)
+    program = rng.choice(("/usr/bin/", "/opt/../", "/dev/shm/", "/sbin//./")) + text(rng)
+    return {"hookName": stage, "path": program, **some(rng, members)}
 
 
 def rdt(rng: random.Random, version: str) -> Document:
@@ -546,9 +548,15 @@ def hook_name(rng: random.Random, document: Document) -> Document:
 
 
 def hook_path(rng: random.Random, document: Document) -> Document:
-    """Leave out what a hook runs."""
-    _add(rng, document, "hooks", _without(rng, hook(rng), "path"))
-    return document
+    """Leave out what a hook runs, or let it be of the image."""
+    if rng.random() < 0.3:
+        _add(rng, document, "hooks", _without(rng, hook(rng), "path"))
+        return document
+    up = rng.choice(("/", "//", "/./", "/usr/..//", "/.././", "/a/../b/../"))
+    end = rng.choice(("", f"/{text(rng)}"))
+    bad = rng.choice(("proc", "dev/fd", "dev/./stdin", "dev//stdout", "dev/stderr"))
+    relative = rng.choice(("", "./", "../", "usr/bin/")) + text(rng).lstrip("/")
+    return _bad_hook(rng, document, path=rng.choice((f"{up}{bad}{end}", relative)))
 
 
 def device_path(rng: random.Random, document: Document) -> Document:

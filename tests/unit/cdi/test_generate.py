@@ -106,7 +106,7 @@ def with_strings(texts: list[str]) -> dict[str, Any]:
                 "containerEdits": {
                     "env": [f"{text.replace('=', '')}_={text}" for text in texts],
                     "deviceNodes": [{"path": path, "hostPath": path} for path in paths],
-                    "hooks": [{"hookName": "poststop", "path": paths[0], "args": texts}],
+                    "hooks": [{"hookName": "poststop", "path": f"/{paths[0]}", "args": texts}],
                     "mounts": [
                         {
                             "hostPath": paths[0],

@@ -14,6 +14,7 @@ import pytest
 from cdi import registry
 from gpuruntime import probes
 from gpuruntime.config import Config
+from gpuruntime.errors import UnresolvedDeviceError
 from gpuruntime.plan import sources
 from gpuruntime.request.parse import Request
 
@@ -54,6 +55,27 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         monkeypatch.setattr(sources.time, "time_ns", lambda: time_ns + SETTLED_NS)
 
     return set_clock
+
+
+@pytest.mark.parametrize("program", ["bin/hook", "/proc/self/exe", "/usr/../proc/1/exe"])
+def test_a_spec_whose_hook_the_image_could_choose_gives_nothing(
+    tmp_path: Path, program: str
+) -> None:
+    """The error names the file and why; the hint, the command that says all of it."""
+    path = tmp_path / "x.json"
+    write(path, "1")
+    spec = json.loads(path.read_text())
+    assert ask(tmp_path)[0] == ["A=1"]
+    hook = {"hookName": "createContainer", "path": program, "env": ["A=b"]}
+    spec["containerEdits"] = {"hooks": [hook]}
+    path.write_text(json.dumps(spec))
+    with pytest.raises(UnresolvedDeviceError) as caught:
+        ask(tmp_path)
+    assert f'not used: "{path}" (hook-path: containerEdits.hooks[0].path: "{program}" ' in str(
+        caught.value
+    )
+    assert caught.value.hint is not None
+    assert f"gpuruntime cdi validate {path}" in caught.value.hint
 
 
 @pytest.mark.parametrize("way", ["{0}", "{0}/", "{0}/../specs/.", "{1}/../specs"])
