@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import posixpath
 
 from gpuruntime.system import clean_names
 from gpuruntime.system.paths import Root, file_content, list_names, read_of_image
@@ -18,6 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+MAIN = "/etc/ld.so.conf"
 DIRECTORY = "/etc/ld.so.conf.d"
 DRIVER = "00-gpuruntime.conf"
 # Before the driver's.
@@ -110,22 +112,23 @@ def _directories(content: bytes) -> list[str]:
 
 
 def _write_main(root: Root, warn: Callable[[str], None]) -> None:
-    """See that /etc/ld.so.conf includes our directory: without it, ours is read by nobody."""
+    """See that /etc/ld.so.conf includes our directory: without it, ours is read by nobody.
+
+    What cannot be read is a warning: until the container's own ldconfig runs, which may be never,
+    its loader finds all by the cache.
+    """
+    later = "after its own ldconfig has run, the driver"
     try:
-        fd = root.open_path("/etc/ld.so.conf")
+        content = _main_content(root)
     except OSError as error:
-        if error.errno != errno.ENOENT or not _has_program(root):
-            return
-    else:
-        try:
-            content = read_of_image(fd, "/etc/ld.so.conf", MAX_CONF_BYTES)
-        finally:
-            os.close(fd)
+        why = error.strerror or str(error)
+        warn(f'"{MAIN}" in the container cannot be read ({why}): {later} may not be found')
+        return
+    if content is not None:
         if not _includes_directory(content):
-            warn(
-                '"/etc/ld.so.conf" in the container does not include "/etc/ld.so.conf.d": '
-                "after its own ldconfig has run, the driver is not found"
-            )
+            warn(f'"{MAIN}" in the container does not include "{DIRECTORY}": {later} is not found')
+        return
+    if not _has_program(root):
         return
     etc = root.open_directory("/etc", create=True)
     try:
@@ -135,8 +138,49 @@ def _write_main(root: Root, warn: Callable[[str], None]) -> None:
         os.close(etc)
 
 
+def _main_content(root: Root) -> bytes | None:
+    """Return what /etc/ld.so.conf holds, None if there is none; raise OSError."""
+    try:
+        fd = root.open_path(MAIN)
+    except OSError as error:
+        # Errors of openat2 have a number, and no class of their own.
+        if error.errno == errno.ENOENT:
+            return None
+        raise
+    try:
+        return read_of_image(fd, MAIN, MAX_CONF_BYTES)
+    finally:
+        os.close(fd)
+
+
 def _includes_directory(content: bytes) -> bool:
-    return any(
-        line.lstrip().startswith(b"include") and b"ld.so.conf.d" in line
-        for line in content.splitlines()
-    )
+    """Tell whether a line of the main file *content* includes our files, as far as can be told."""
+    for line in content.splitlines():
+        words = line.partition(b"#")[0].split()
+        if words[:1] == [b"include"] and any(map(_has_ours, words[1:])):
+            return True
+    return False
+
+
+def _has_ours(pattern: bytes) -> bool:
+    """Tell whether *pattern* of an include has all our files.
+
+    Of glob(7) only the star is known; whoever uses more is warned without need.
+    """
+    directory, name = posixpath.split(posixpath.join(b"/etc", pattern))
+    first, *rest = name.split(b"*")
+    if posixpath.normpath(directory) != DIRECTORY.encode():
+        return False
+    return all(_fits(ours.encode(), first, rest) for ours in HEADS)
+
+
+def _fits(name: bytes, first: bytes, rest: list[bytes]) -> bool:
+    """Tell whether *name* is *first* and then each of *rest* behind whatever there is."""
+    if not rest:
+        return name == first
+    at = len(first)
+    for part in rest[:-1]:
+        at = name.find(part, at) + len(part)
+        if at < len(part):
+            return False
+    return name.startswith(first) and name.endswith(rest[-1]) and len(name) - len(rest[-1]) >= at

@@ -83,6 +83,11 @@ class LoaderCache(Operation):
         old, what = None, CACHE
         try:
             there, old = self._read_cache(root)
+            if old is there and _was_lost(root, there):
+                warn(
+                    f'"{CACHE}" in the container is empty, as after a power cut: what the image '
+                    "had in it is not found until its own ldconfig has run"
+                )
             old, new = self._merge(root, there, old, (*first, *self.entries))
             may_write = new == there or _write_cache(root, new, may_cover=self.may_cover)
             what = drop_in.DIRECTORY
@@ -99,7 +104,7 @@ class LoaderCache(Operation):
                 raise LdcacheError(
                     f'cannot write "{what}" in the container: {why}; '
                     f'{when}its loader would not find "{hidden[0]}"',
-                    _hint(error),
+                    _hint(error, what),
                 ) from error
             warn(f'"{what}" in the container stays as it is: {why}')
 
@@ -167,10 +172,11 @@ class LoaderCache(Operation):
                 _add_to_list(root, f"ld-musl-{architecture}.path", list(directories))
 
 
-def _hint(error: OSError | LdcacheError) -> str:
-    """Return what to do about *error*, met where the loader's files are read and written."""
+def _hint(error: OSError | LdcacheError, what: str) -> str:
+    """Return what to do about *error*, met where the file *what* is read or written."""
     if isinstance(error, LdcacheError) or error.errno == errno.EFBIG:
-        return 'remove "/etc/ld.so.cache" from the image, or run ldconfig in it'
+        ours = ", or run ldconfig in it" if what == CACHE else ""
+        return f'remove "{what}" from the image{ours}'
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return 'make room on the file system that "/etc" of the container is on'
     return 'let "/etc" hold plain files, and mount nothing read-only over it'
@@ -203,8 +209,17 @@ def _refuse_damage(root: Root, cache: bytes | None) -> None:
     A cache that no loader can read counts as empty; but with our drop-in there, it is likely that
     there was one that had the image's libraries.
     """
-    if cache and drop_in.read(root, drop_in.DRIVER):
+    if cache is not None and drop_in.read(root, drop_in.DRIVER):
         ldcache_merge.parse(cache)
+
+
+def _was_lost(root: Root, cache: bytes | None) -> bool:
+    """Tell whether *cache* is one of an earlier start that never reached the disk.
+
+    File systems that delay writing then have no bytes in it, or zeros.
+    """
+    is_blank = cache is not None and cache[:1] in (b"", b"\0")
+    return is_blank and bool(drop_in.read(root, drop_in.DRIVER))
 
 
 def _write_cache(root: Root, content: bytes, *, may_cover: bool) -> bool:

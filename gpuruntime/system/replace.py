@@ -66,9 +66,9 @@ def replace_file(dirfd: int, name: str, data: bytes, mode: int) -> None:
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]
+        # Without fsync: it waits for the disk, which a neighbour can keep busy for longer than the
+        # hook's deadline. After a power cut the file may be empty: system/loader.py warns of that.
         os.fchmod(fd, mode)
-        # Without it a power cut can leave an empty cache beside our drop-in.
-        os.fsync(fd)
 
     _require_removable(dirfd)
     stem = f"{_TEMPORARY}{name[:_MAX_STEM_CHARS]}"

@@ -50,7 +50,6 @@ CALLS: dict[str, tuple[int, int]] = {
     "mkdirat": (258, 34),
     "fchmod": (91, 52),
     "chmod": (90, 53),  # of a descriptor in /proc; aarch64 has fchmodat alone
-    "fsync": (74, 82),
     # Mounts: those by descriptor, and mount(2) for kernels before 5.12.
     "mount_setattr": (442, 442),
     "fsopen": (430, 430),
@@ -84,9 +83,10 @@ LDCONFIG: dict[str, tuple[int, int]] = {
         for name in (
             *("close", "openat", "newfstatat", "fstat", "read", "pread64", "write", "lseek"),
             *("readlinkat", "getdents64", "renameat", "unlinkat", "fchmod", "chmod"),
-            *("fsync", "mmap", "munmap", "mremap", "brk", "getrandom", "exit_group"),
+            *("mmap", "munmap", "mremap", "brk", "getrandom", "exit_group"),
         )
     },
+    "fsync": (74, 82),
     "fdatasync": (75, 83),
     "fcntl": (72, 25),
     "mkdir": (83, _NONE),  # of its auxiliary cache

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -201,6 +201,76 @@ def test_a_main_file_that_leads_nowhere_is_replaced(image: Image) -> None:
     image.execute()
     assert (image.root / "etc/ld.so.conf").read_bytes() == drop_in.INCLUDE
     assert not os.path.lexists(image.root / "nowhere")
+
+
+def _large(place: Path) -> None:
+    place.write_bytes(b"#" * (drop_in.MAX_CONF_BYTES + 1))
+
+
+def _sparse(place: Path) -> None:
+    place.touch()
+    os.truncate(place, 1 << 40)
+
+
+def _loop(place: Path) -> None:
+    place.symlink_to(place.name)
+
+
+@pytest.mark.parametrize("spoil", [_large, _sparse, os.mkfifo, Path.mkdir, _loop])
+def test_a_main_file_that_cannot_be_read_is_a_warning_that_names_it(
+    image: Image, spoil: Callable[[Path], object]
+) -> None:
+    """The container starts: its loader has the cache. The drop-in is there for its ldconfig."""
+    image.path("/sbin/ldconfig", "")
+    spoil(image.path("/etc/ld.so.conf"))
+    image.execute()
+    (warning,) = image.warnings
+    assert warning.startswith('"/etc/ld.so.conf" in the container cannot be read (')
+    assert warning.endswith("after its own ldconfig has run, the driver may not be found")
+    assert image.first("libx.so.1") == f"{DIRECTORY}/libx.so.1"
+    assert (image.root / drop_in.DIRECTORY[1:] / drop_in.DRIVER).exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "has_ours"),
+    [
+        *(("include /etc/ld.so.conf.d/*.conf", True), ("include ld.so.conf.d/*.conf", True)),
+        *(
+            ("include /a /etc//ld.so.conf.d/*", True),
+            ("\tinclude\t/etc/ld.so.conf.d/0*u*.conf", True),
+        ),
+        *(("include /etc/ld.so.conf.d/x*.conf", False), ("include /etc/ld.so.conf.d/*x", False)),
+        *(("# include /etc/ld.so.conf.d/*.conf", False), ("/etc/ld.so.conf.d", False)),
+        *(("include /etc/ld.so.conf.d/*/*.conf", False), ("include /etc/ld.so.conf.d", False)),
+        # They may have it. But that a warning comes too often is better than never.
+        *(("include /etc/*/*.conf", False), ("include /etc/ld.so.conf.d/[0-9]*.conf", False)),
+        ("included /etc/ld.so.conf.d/*.conf", False),
+    ],
+)
+def test_a_main_file_without_our_directory_is_a_warning(
+    image: Image, line: str, *, has_ours: bool
+) -> None:
+    """The container's own ldconfig would not find the driver."""
+    image.path("/etc/ld.so.conf", f"{line}\n")
+    image.execute()
+    assert [warning.split(" in the container ")[1][:33] for warning in image.warnings] == (
+        [] if has_ours else ['does not include "/etc/ld.so.conf']
+    )
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 4096])
+def test_a_cache_that_a_power_cut_has_emptied_is_a_warning(image: Image, content: bytes) -> None:
+    """The hook does not wait for the disk. On the first start an empty one is the image's."""
+    cache = image.path("/etc/ld.so.cache")
+    cache.write_bytes(content)
+    image.path("/sbin/ldconfig", "")
+    image.execute()
+    assert image.warnings == []
+    cache.write_bytes(content)
+    image.execute()
+    (warning,) = image.warnings
+    assert "is empty, as after a power cut" in warning
+    assert image.first("libx.so.1") == f"{DIRECTORY}/libx.so.1"
 
 
 def test_race_04_another_hook_removes_the_drop_in_first(
