@@ -92,7 +92,7 @@ def discover(argument: dict[str, float | str]) -> dict[str, object]:
 
 
 def _has_descriptors() -> bool:
-    """Tell whether this process may have descriptors enough to see each file.
+    """Return whether this process may have descriptors enough to see each file.
 
     A directory that cannot be opened for want of one looks as if it were not there.
     """

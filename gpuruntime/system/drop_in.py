@@ -154,7 +154,7 @@ def _main_content(root: Root) -> bytes | None:
 
 
 def _includes_directory(content: bytes) -> bool:
-    """Tell whether a line of the main file *content* includes our files, as far as can be told."""
+    """Return whether a line of the main file *content* includes our files, as far as can be told."""
     for line in content.splitlines():
         words = line.partition(b"#")[0].split()
         if words[:1] == [b"include"] and any(map(_has_ours, words[1:])):
@@ -163,11 +163,12 @@ def _includes_directory(content: bytes) -> bool:
 
 
 def _has_ours(pattern: bytes) -> bool:
-    """Tell whether *pattern* of an include has all our files.
+    """Return whether *pattern* of an include has all our files.
 
     Of glob(7) only the star is known; whoever uses more is warned without need.
     """
-    directory, name = posixpath.split(posixpath.join(b"/etc", pattern))
+    path = pattern if pattern.startswith(b"/") else b"/etc/" + pattern
+    directory, _, name = path.rpartition(b"/")
     first, *rest = name.split(b"*")
     if posixpath.normpath(directory) != DIRECTORY.encode():
         return False
@@ -175,7 +176,7 @@ def _has_ours(pattern: bytes) -> bool:
 
 
 def _fits(name: bytes, first: bytes, rest: list[bytes]) -> bool:
-    """Tell whether *name* is *first* and then each of *rest* behind whatever there is."""
+    """Return whether *name* is *first* and then each of *rest* behind whatever there is."""
     if not rest:
         return name == first
     at = len(first)

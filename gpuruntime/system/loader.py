@@ -214,7 +214,7 @@ def _refuse_damage(root: Root, cache: bytes | None) -> None:
 
 
 def _was_lost(root: Root, cache: bytes | None) -> bool:
-    """Tell whether *cache* is one of an earlier start that never reached the disk.
+    """Return whether *cache* is one of an earlier start that never reached the disk.
 
     File systems that delay writing then have no bytes in it, or zeros.
     """

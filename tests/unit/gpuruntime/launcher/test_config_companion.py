@@ -141,7 +141,7 @@ SPOILED = {
     "missing": "rm $companion",
     "empty": ": > $companion",
     "cut": "truncate --size=40 $companion",
-    "of another format": "sed -i s/launcher.2/launcher\\ 1/ $companion",
+    "of another format": "sed -i s/launcher.3/launcher\\ 2/ $companion",
     "of another version": "sed -i '1s/$/.1/' $companion",
     "stale": "sed -i '2s/.*/config \\/elsewhere/' $companion",
     "a link": "mv $companion /run/other; ln -s /run/other $companion",
