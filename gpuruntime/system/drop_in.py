@@ -154,7 +154,7 @@ def _main_content(root: Root) -> bytes | None:
 
 
 def _includes_directory(content: bytes) -> bool:
-    """Return whether a line of the main file *content* includes our files, as far as can be told."""
+    """Return whether a line of the main file *content* seems to include our files."""
     for line in content.splitlines():
         words = line.partition(b"#")[0].split()
         if words[:1] == [b"include"] and any(map(_has_ours, words[1:])):
