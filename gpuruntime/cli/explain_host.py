@@ -13,40 +13,30 @@ from cdi.complete import in_user_namespace
 from cdi.registry import Registry
 from gpuruntime import slowpath
 from gpuruntime.config import Config
-from gpuruntime.grant import Grant
 from gpuruntime.log import Log
 from gpuruntime.model import Inventory
 from gpuruntime.oci import lowlevel
-from gpuruntime.plan import hook_programs
-from gpuruntime.request.parse import Request
-from gpuruntime.shim.machine import Machine
+from gpuruntime.shim.host import ShimHost
 from gpuruntime.snapshots.inventory_snapshot import Found, InventorySnapshot, inventory_of
 
 RUNTIME = "gpu-container-runtime"
 
 
-class ExplainHost(Machine):
-    """The shim's machine, of which nothing is changed; keeps what it was asked for.
+class ExplainHost(ShimHost):
+    """The shim's host, but read-only; keeps what was read from it.
 
-    *machine* is the inventory, *specs* the CDI specs, each None until somebody asks; *notes* are
-    sentences on what the shim would do and this does not.
+    *inventory* is the inventory and *specs* are the CDI specs, None if they were not needed.
+    *notes* are sentences on what the shim would do and this does not.
     """
 
     def __init__(self, config: Config) -> None:
-        super().__init__(config, sys.executable, Log(None, json_format=False))
-        self.machine: Inventory | None = None
+        log = Log(None, json_format=False)
+        super().__init__(config, sys.executable, launcher(), log, saved=None)
+        self.inventory: Inventory | None = None
         self.specs: Registry | None = None
         self.notes: list[str] = []
 
-    def grant(self, asked: Request) -> Grant:
-        """Return what there is for *asked*, worked out anew."""
-        return self.work_out(asked, hook_programs.hook_of(asked, self.program))[0]
-
-    def program(self, name: str) -> str:
-        """Return the path of the hook *name*; raise ConfigError if it is nowhere."""
-        return hook_programs.find(name, self._config, launcher(), os.environ.get("PATH"))
-
-    def inventory(self, *, fresh: bool) -> Found:
+    def read_inventory(self, *, fresh: bool) -> Found:
         """Return the inventory of the snapshot, or a new one, which is not kept."""
         deadline_s = self._config["discovery-timeout"]
         root = self._config.driver_root or "/"
@@ -55,21 +45,21 @@ class ExplainHost(Machine):
         def discover() -> Any:  # noqa: ANN401 (JSON)
             return slowpath.ask(sys.executable, "discover", question, deadline_s)
 
-        kept = None
+        read = None
         if not fresh and self._config["health"] != "nvml":
-            kept = InventorySnapshot(root, discover).read()
-        found = kept or Found(inventory_of(discover()), is_fresh=True, state=None)
-        self.machine = found.inventory
-        return found
+            read = InventorySnapshot(root, discover).read()
+        result = read or Found(inventory_of(discover()), is_fresh=True, state=None)
+        self.inventory = result.inventory
+        return result
 
-    def registry(self) -> Registry:
+    def read_registry(self) -> Registry:
         """Return the CDI specs of the configured directories."""
         if self.specs is None:
-            self.specs = super().registry()
+            self.specs = super().read_registry()
         return self.specs
 
     def make_nodes(self, minors: Sequence[int]) -> bool:
-        """Do nothing, where the shim would run nvidia-modprobe."""
+        """Return False; note where the shim would run nvidia-modprobe."""
         del minors
         if not in_user_namespace({}):
             self.notes.append(
@@ -81,8 +71,8 @@ class ExplainHost(Machine):
 def launcher() -> str:
     """Return the path of the runtime that engines call: beside this program, else on PATH."""
     beside = os.path.dirname(os.path.realpath(sys.argv[0]))
-    found = shutil.which(RUNTIME, path=f"{beside}:{os.path.dirname(sys.executable)}")
-    return found or shutil.which(RUNTIME) or RUNTIME
+    path = shutil.which(RUNTIME, path=f"{beside}:{os.path.dirname(sys.executable)}")
+    return path or shutil.which(RUNTIME) or RUNTIME
 
 
 def find_runtime(config: Config, warnings: list[str]) -> str:

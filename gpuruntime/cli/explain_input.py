@@ -49,7 +49,7 @@ def add_by_engine(document: OciConfig, devices: Sequence[str], host: ExplainHost
     """
     if not devices:
         return []
-    known = host.registry()
+    known = host.read_registry()
     told = []
     for name in devices:
         if not names.is_qualified(name):

@@ -180,10 +180,10 @@ def _say_machine(report: Report, asked: Request, host: ExplainHost) -> None:
             for file in host.specs.files
             if file.error is not None
         ]
-    if host.machine is not None:
-        report.notes += [*host.machine.problems, *host.machine.driver.problems]
+    if host.inventory is not None:
+        report.notes += [*host.inventory.problems, *host.inventory.driver.problems]
     report.requirements = [
-        _requirement(text, asked, host.machine) for text in asked.extras.requirements
+        _requirement(text, asked, host.inventory) for text in asked.extras.requirements
     ]
 
 
@@ -204,7 +204,7 @@ def _requirement(text: str, asked: Request, machine: Inventory | None) -> Requir
 def _say_decision(
     report: Report, decided: Injection, document: OciConfig, config: Config, host: ExplainHost
 ) -> None:
-    asked = decided.asked
+    asked = decided.request
     report.warnings += decided.warnings
     report.notes = list(dict.fromkeys([*report.notes, *decided.notes]))
     prestart = (document.get("hooks") or {}).get("prestart") or ()
@@ -213,16 +213,16 @@ def _say_decision(
     report.edits = dict(edits)
     whys = explain_reasons.of_consequences(edits)
     other = "for every container with GPUs"
-    if decided.edits is not None and asked.is_automatic and host.machine is not None:
-        whys |= explain_reasons.of_machine(asked, host.machine)
-        report.reasons += explain_reasons.gpus_of(asked, host.machine)
+    if decided.edits is not None and asked.is_automatic and host.inventory is not None:
+        whys |= explain_reasons.of_machine(asked, host.inventory)
+        report.reasons += explain_reasons.gpus_of(asked, host.inventory)
     elif decided.edits is not None and host.specs is not None:
         other = "by a CDI spec"
         by_spec = explain_reasons.of_specs(asked, host.specs, config.default_kind)
         whys = {key: f"{whys[key]}; {why}" if key in whys else why for key, why in by_spec.items()}
     report.reasons += explain_reasons.of_edits(edits, whys, other)
-    if decided.edits is not None and asked.is_automatic and host.machine is not None:
-        report.reasons += explain_reasons.files_left_out(asked, host.machine, edits, config)
+    if decided.edits is not None and asked.is_automatic and host.inventory is not None:
+        report.reasons += explain_reasons.files_left_out(asked, host.inventory, edits, config)
     if report.mode == settings.LEGACY and decided.edits is not None and not decided.prestart:
         report.notes.append("the engine's own prestart hook mounts the driver's files")
     why = "the engine's hook would add devices once more"

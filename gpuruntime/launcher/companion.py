@@ -36,7 +36,7 @@ _ALWAYS_ON_MODE = "csv"
 def content(config: Config, stamp: Sequence[object] | None) -> bytes | None:
     """Return the companion for *config*, whose file has *stamp*, None for no file at all.
 
-    None if the launcher cannot be told, or not in so many bytes.
+    None if the launcher cannot use one, or it would be too large.
     """
     start = config_lines(stamp)
     if start is None or not all(map(_is_line, config.runtimes)):
@@ -88,8 +88,8 @@ def keep(environment: Mapping[str, str]) -> None:
 
     Without one each create is Python's affair: slower, not wrong.
     """
-    found = settings.find(environment)
-    stamp = None if found is None else settings.stamp(*found)
+    file = settings.find(environment)
+    stamp = None if file is None else settings.stamp(*file)
     config = config_snapshot.compiled(stamp)
     # None if it was changed a moment ago: whoever reads it next compiles it.
     if config is not None:

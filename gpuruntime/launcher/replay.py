@@ -48,7 +48,7 @@ MAX_RECORDS = 48
 MAX_CONDITION_BYTES = MAX_BYTES // 16
 # Variables, mounts and annotations that have a word are in it as they are, secrets among them.
 _MODE = 0o600
-# Who has it was given all: to be given it twice changes nothing.
+# An entry that marks a container as prepared: adding the same again changes nothing.
 _DONE = f"{parse.VISIBLE_DEVICES}=void"
 # Of a record: conditions, probes, what is added.
 _PARTS = 3
@@ -66,7 +66,7 @@ class Caller(Record):
 
 
 class _NotKeptError(Exception):
-    """Nothing is kept of the machine that could be given."""
+    """No grant is saved for the request, or it is no longer valid."""
 
 
 class _Kept:
@@ -83,27 +83,27 @@ class _Kept:
         self.state: State = {}
         self.hooks: list[str] = []
 
-    def grant(self, asked: Request) -> Grant:
-        """Return what is kept for *asked*; raise _NotKeptError."""
-        if asked.is_automatic and self._config["health"] == "nvml":
+    def grant(self, request: Request) -> Grant:
+        """Return the saved grant for *request*; raise _NotKeptError if there is none."""
+        if request.is_automatic and self._config["health"] == "nvml":
             raise _NotKeptError
-        name = key(asked, hook_programs.hook_of(asked, self.program))
-        found, state = self._saved.find(name), self._saved.state(name)
-        if found is None or state is None:
+        name = key(request, hook_programs.hook_of(request, self.program))
+        grant, state = self._saved.find(name), self._saved.state(name)
+        if grant is None or state is None:
             raise _NotKeptError
         self.state = state
-        return found
+        return grant
 
     def program(self, name: str) -> str:
-        """Return the path of the hook *name*; raise ConfigError if it is nowhere."""
+        """Return the path of the hook program *name*; raise ConfigError if there is none."""
         where = name, self._config, self._caller.program, self._caller.path
-        found = hook_programs.find(*where)
+        path = hook_programs.find(*where)
         places = hook_programs.places(*where)
-        self.hooks = places[: places.index(found) + 1]
-        return found
+        self.hooks = places[: places.index(path) + 1]
+        return path
 
     def make_nodes(self, _minors: object) -> bool:
-        """Tell that no nodes are made."""
+        """Return that no nodes are made."""
         return False
 
 
@@ -114,38 +114,38 @@ def keep(
     caller: Caller,
     directory: str = storage.RUN_DIRECTORY,
 ) -> None:
-    """Keep what the config.json *data* is given under *config*, if *caller* can give it.
+    """Record what is added to the config.json *data* under *config*, if *caller* can replay it.
 
-    *saved* is what is kept of the machine now.
+    *saved* are the grants that are saved now.
     """
     head = _head(config, saved.stamp, caller)
     if head is None:
         return
     try:
-        found = record(data, config, caller, _Kept(config, caller, saved))
+        new = record(data, config, caller, _Kept(config, caller, saved))
     except (GpuRuntimeError, _NotKeptError):
         return
-    if found is None:
+    if new is None:
         return
-    kept = _records(storage.read_trusted(directory, NAME, MAX_BYTES), head)
-    kept = [item for item in kept if fields(item)[0] != fields(found)[0]]
-    kept = [*kept, found][-MAX_RECORDS:]
-    content = head + listed((listed(kept),))
-    while len(content) > MAX_BYTES and kept:
-        kept.pop(0)
-        content = head + listed((listed(kept),))
-    if kept and b"\0" not in content:
+    records = _records(storage.read_trusted(directory, NAME, MAX_BYTES), head)
+    records = [old for old in records if fields(old)[0] != fields(new)[0]]
+    records = [*records, new][-MAX_RECORDS:]
+    content = head + listed((listed(records),))
+    while len(content) > MAX_BYTES and records:
+        records.pop(0)
+        content = head + listed((listed(records),))
+    if records and b"\0" not in content:
         storage.replace(directory, NAME, content, _MODE)
 
 
 def record(data: bytes, config: Config, caller: Caller, host: _Kept) -> bytes | None:
-    """Return what the config.json *data* is given, None if it is not to be given again.
+    """Return the record of what is added to the config.json *data*, None if none may be kept.
 
-    Raises GpuRuntimeError if it is not to be had, _NotKeptError if nothing is kept of it.
+    Raises GpuRuntimeError if the request cannot be met, _NotKeptError if no grant is saved for it.
     """
     document, doubt = bundle.parse(data)
-    given = conditions(document, config, caller) if doubt is None else None
-    if given is None or len(given) > MAX_CONDITION_BYTES:
+    needed = conditions(document, config, caller) if doubt is None else None
+    if needed is None or len(needed) > MAX_CONDITION_BYTES:
         return None
     decided = injection.decide(document, config, host)
     if not _is_repeatable(decided, document):
@@ -160,14 +160,14 @@ def record(data: bytes, config: Config, caller: Caller, host: _Kept) -> bytes | 
     added = _added(injection.decide(document, config, host), document)
     if probes.changed(host.state) or probes.read(plan) != before:
         return None
-    found = flat_probes([*host.state.values(), *before.values()])
-    if added is None or found is None:
+    answers = flat_probes([*host.state.values(), *before.values()])
+    if added is None or answers is None:
         return None
-    return listed((given, found, added))
+    return listed((needed, answers, added))
 
 
 def conditions(document: OciConfig, config: Config, caller: Caller) -> bytes | None:
-    """Return what of *document* and *caller* an answer depends on; None if that cannot be told.
+    """Return what of *document* and *caller* the result depends on; None if that is not known.
 
     A value that is not there is empty, which no value is.
     """
@@ -197,7 +197,7 @@ def conditions(document: OciConfig, config: Config, caller: Caller) -> bytes | N
 
 def flat_probes(parts: Iterable[list[Any]]) -> bytes | None:
     """Return operation, argument and answer of all *parts* of a state; None if one has no form."""
-    found: dict[tuple[str, str], bytes] = {}
+    flat: dict[tuple[str, str], bytes] = {}
     for operation, answers in parts:
         for argument, answer in answers.items():
             if operation == probes.PROGRAM:
@@ -205,14 +205,14 @@ def flat_probes(parts: Iterable[list[Any]]) -> bytes | None:
                     # It is in the head.
                     continue
                 path = posixpath.join(posixpath.dirname(probes.__file__), argument)
-                found[probes.CONTENT, path] = _numbers(answer)
+                flat[probes.CONTENT, path] = _numbers(answer)
             else:
-                found[operation, argument] = _ANSWERS[operation](answer)
-    if not all(path.startswith("/") for part, path in found if part != probes.VARIABLE):
+                flat[operation, argument] = _ANSWERS[operation](answer)
+    if not all(path.startswith("/") for part, path in flat if part != probes.VARIABLE):
         return None
     return listed(
         field
-        for (operation, argument), answer in found.items()
+        for (operation, argument), answer in flat.items()
         for field in (operation.encode(), os.fsencode(argument), answer)
     )
 
@@ -224,15 +224,15 @@ def listed(items: Iterable[bytes]) -> bytes:
 
 def fields(data: bytes) -> list[bytes]:
     """Return the items of which *data* is the fields; raise ValueError if it is not."""
-    found = []
+    items = []
     while data:
         number, _, rest = data.partition(b":")
         length = int(number)
         if rest[length : length + 1] != b"\n":
             raise ValueError("no field")
-        found.append(rest[:length])
+        items.append(rest[:length])
         data = rest[length + 1 :]
-    return found
+    return items
 
 
 def _head(config: Config, stamp: list[Any] | None, caller: Caller) -> bytes | None:
@@ -259,20 +259,20 @@ def _records(data: bytes, head: bytes) -> list[bytes]:
     if not data.startswith(head):
         return []
     try:
-        (found,) = fields(data[len(head) :])
-        return [item for item in fields(found) if len(fields(item)) == _PARTS]
+        (records,) = fields(data[len(head) :])
+        return [item for item in fields(records) if len(fields(item)) == _PARTS]
     except ValueError:
         return []
 
 
 def _is_repeatable(decided: Injection, document: OciConfig) -> bool:
-    """Return whether *decided* is edits that a container is given, without a word."""
-    asked = decided.asked
+    """Return whether *decided* is nothing but edits: no warning, no hook added or removed."""
+    request = decided.request
     return (
         decided.edits is not None
-        and bool(asked)
-        and asked.mode != settings.LEGACY
-        and not (decided.warnings or asked.ignored or decided.removed or decided.prestart)
+        and bool(request)
+        and request.mode != settings.LEGACY
+        and not (decided.warnings or request.ignored or decided.removed or decided.prestart)
         and not in_user_namespace(document)
     )
 
@@ -283,12 +283,12 @@ def _plan(decided: Injection, document: OciConfig, host: _Kept, runtimes: Sequen
     It is also which one of *runtimes* there is.
     """
     edits: Any = decided.edits
-    found = list(edits.get("deviceNodes") or ())
+    nodes = list(edits.get("deviceNodes") or ())
     numbers = [
-        f"char/{node['major']}:{node.get('minor', 0)}" for node in found if node["type"] == "c"
+        f"char/{node['major']}:{node.get('minor', 0)}" for node in nodes if node["type"] == "c"
     ]
     return {
-        "nodes": [probes.NODES, [node.get("hostPath") or node["path"] for node in found]],
+        "nodes": [probes.NODES, [node.get("hostPath") or node["path"] for node in nodes]],
         "majors": [probes.CONTENT, [node_numbers.DEVICES]],
         "user namespace": [probes.CONTENT, ["/proc/self/uid_map"]],
         "hook": [probes.IDENTITY, host.hooks],
@@ -307,13 +307,13 @@ def _runtimes(config: Config, caller: Caller) -> list[str]:
 
     Raises RuntimeExecError if it is nowhere.
     """
-    found = lowlevel.find(config.runtimes, caller.path, caller.identity, lambda _: None)
+    path = lowlevel.find(config.runtimes, caller.path, caller.identity, lambda _: None)
     places = lowlevel.places(config.runtimes, caller.path)
-    return places[: places.index(found) + 1]
+    return places[: places.index(path) + 1]
 
 
 def _is_work_ahead(decided: Injection, document: OciConfig, runtime: str) -> bool:
-    """Return whether something is done ahead of *runtime*, as the launcher would not."""
+    """Return whether hooks must run before *runtime*, which the launcher would not do."""
     from gpuruntime.plan import early_commands  # noqa: PLC0415 (few roots are read-only)
 
     return bool(early_commands.commands(decided.edits, document, runtime))
@@ -407,14 +407,14 @@ def _truth(answer: bool) -> bytes:  # noqa: FBT001 (it is the answer)
 
 
 def _entries(answer: list[str] | dict[str, list[int]] | None) -> bytes:
-    """Return the number of names, and each between slashes, with what is known of it."""
+    """Return the number of names, and each between slashes, with its numbers if it has any."""
     if answer is None:
         return b"-"
-    found = [
+    entries = [
         " ".join((name, *map(str, answer[name] if isinstance(answer, dict) else ())))
         for name in answer
     ]
-    return os.fsencode(f"{len(found)}/" + "".join(f"/{entry}/" for entry in found))
+    return os.fsencode(f"{len(entries)}/" + "".join(f"/{entry}/" for entry in entries))
 
 
 _ANSWERS: dict[str, Any] = {

@@ -3,7 +3,7 @@
 
 On the start path. The shim carries the decision out, and `gpuruntime explain` prints it.
 Everything about the machine comes from a Host. Nothing here changes the machine, with one
-exception: the Host may be asked to create missing device nodes.
+exception: the Host may have to create missing device nodes.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from gpuruntime.errors import MISSING_DEVICE_ERRORS, UnresolvedDeviceError
 from gpuruntime.plan import hook_programs, node_numbers
 from gpuruntime.record import Record
 from gpuruntime.request import parse
+from gpuruntime.request.container import Container
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,10 +33,10 @@ if TYPE_CHECKING:
     from gpuruntime.request.parse import Request
 
     class Host(Protocol):
-        """What `decide` asks of the machine."""
+        """What `decide` needs from the host."""
 
-        def grant(self, asked: Request) -> Grant:
-            """Return what there is for *asked*, not completed.
+        def grant(self, request: Request) -> Grant:
+            """Return the grant for *request*, whose edits are not yet completed.
 
             Raises DriverError, DiscoveryError, RequestError, SpecError, UnresolvedDeviceError.
             """
@@ -46,6 +47,12 @@ if TYPE_CHECKING:
         def make_nodes(self, minors: Sequence[int]) -> bool:
             """Have the driver make its nodes and those of *minors*; return whether it tried."""
 
+    class Observer(Protocol):
+        """What `decide` reports to while it decides, so that a request is parsed only once."""
+
+        def on_request(self, request: Request, container: Container) -> None:
+            """Take note of *request*, which was read from *container*."""
+
 
 # Where a hook looks for its programs, and no variable of the image.
 _HOOK_ENV = ("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",)
@@ -54,17 +61,17 @@ _MAX_DIGITS = 4
 
 
 class Injection(Record):
-    """What is decided: for the request *asked*, the completed *edits*, None for none at all.
+    """What is decided for *request*: the completed *edits*, None if nothing is added.
 
     *prestart* is a hook to add, *removed* the indices of prestart hooks to take away. *warnings*
-    and *notes* are sentences about it. *error* is why a container starts without what it asks for.
+    and *notes* are sentences about it. *error* is why a container starts without what it requests.
     """
 
-    __slots__ = ("asked", "edits", "error", "notes", "prestart", "removed", "warnings")
+    __slots__ = ("edits", "error", "notes", "prestart", "removed", "request", "warnings")
 
     def __init__(
         self,
-        asked: Request,
+        request: Request,
         edits: Edits | None = None,
         *,
         prestart: dict[str, Any] | None = None,
@@ -73,7 +80,7 @@ class Injection(Record):
         notes: Sequence[str] = (),
         error: GpuRuntimeError | None = None,
     ) -> None:
-        self.asked = asked
+        self.request = request
         self.edits = edits
         self.prestart = prestart
         self.removed = tuple(removed)
@@ -82,7 +89,7 @@ class Injection(Record):
         self.error = error
 
     def apply(self, document: OciConfig) -> bool:
-        """Do to *document* what is decided; return whether that changes anything."""
+        """Change *document* as decided; return whether that changes anything."""
         if self.removed:
             hooks = document["hooks"]
             kept = [hook for i, hook in enumerate(hooks["prestart"]) if i not in self.removed]
@@ -91,11 +98,11 @@ class Injection(Record):
             else:
                 del hooks["prestart"]
         if self.edits is not None:
-            there = len(_device_rules(document))
+            rule_count = len(_device_rules(document))
             apply(self.edits, document)
-            if self.asked.mode == settings.LEGACY:
-                # What asks for them is still there, for the hook: here we may have been before.
-                _drop_repeated(_device_rules(document), there)
+            if self.request.mode == settings.LEGACY:
+                # The request stays in config.json, for the hook, so we may have been here before.
+                _drop_repeated(_device_rules(document), rule_count)
         if self.prestart is not None:
             if document.get("hooks") is None:
                 document["hooks"] = {}
@@ -104,29 +111,35 @@ class Injection(Record):
         return bool(self.removed or self.edits is not None or self.prestart is not None)
 
 
-def decide(document: OciConfig, config: Config, host: Host) -> Injection:
+def decide(
+    document: OciConfig, config: Config, host: Host, observer: Observer | None = None
+) -> Injection:
     """Return what the container of *document* gets under *config*.
 
-    Raises GpuRuntimeError for what is malformed, not allowed or not there, the last unless the
-    operator says that such containers start.
+    The request is reported to *observer* as soon as it is parsed. Raises GpuRuntimeError for what
+    is malformed, not allowed or not there; for the last not if the operator lets such containers
+    start.
     """
-    asked = parse.from_oci(document, config)
+    container = Container(document, config)
+    request = parse.from_container(container)
+    if observer is not None:
+        observer.on_request(request, container)
     engine_hooks = _engine_hooks(document)
-    is_legacy = (asked.mode or config.mode) == settings.LEGACY
+    is_legacy = (request.mode or config.mode) == settings.LEGACY
     # Where we are in front of the low-level runtime, nothing is left for it to do.
     removed = () if is_legacy else engine_hooks
-    if not asked:
-        return Injection(asked, removed=removed)
+    if not request:
+        return Injection(request, removed=removed)
     try:
-        found = host.grant(asked)
-        edits = _completed(found.edits, asked, document, config, host)
+        grant = host.grant(request)
+        edits = _completed(grant.edits, request, document, config, host)
     except MISSING_DEVICE_ERRORS as error:
         if config["missing-gpu"] != "warn":
             raise
         warning = f"starts without what it asks for: {error}"
-        return Injection(asked, removed=engine_hooks, warnings=(warning,), error=error)
-    warnings = [*found.warnings]
-    if allows_all(document) and asked.ids != ("all",):
+        return Injection(request, removed=engine_hooks, warnings=(warning,), error=error)
+    warnings = [*grant.warnings]
+    if allows_all(document) and request.ids != ("all",):
         warnings.append("its device rules allow every device, whichever it asks for: privileged")
     edits, notes = _with_environments(edits)
     lost = _lost_on_reload(edits, document)
@@ -136,12 +149,12 @@ def decide(document: OciConfig, config: Config, host: Host) -> Injection:
             '"systemctl daemon-reload"; run "gpuruntime system create-dev-char-symlinks"'
         )
     return Injection(
-        asked,
+        request,
         edits,
         prestart=_prestart(document, host) if is_legacy and not engine_hooks else None,
         removed=removed,
         warnings=warnings,
-        notes=[*found.notes, *notes],
+        notes=[*grant.notes, *notes],
     )
 
 
@@ -154,13 +167,13 @@ def _with_environments(edits: Edits) -> tuple[Edits, list[str]]:
     bare = [hook for hook in edits.get("hooks") or () if _may_have_image_env(hook)]
     if not bare:
         return edits, []
-    found = edits.copy()
-    found["hooks"] = [
+    with_env = edits.copy()
+    with_env["hooks"] = [
         {**hook, "env": list(_HOOK_ENV)} if _may_have_image_env(hook) else hook
         for hook in edits["hooks"]
     ]
     paths = dict.fromkeys(hook["path"] for hook in bare)
-    return found, [
+    return with_env, [
         f'the hook "{path}" of a CDI spec has no env: it gets PATH, not the variables of the image'
         for path in paths
     ]
@@ -171,36 +184,36 @@ def _may_have_image_env(hook: Hook) -> bool:
 
 
 def _completed(
-    edits: Edits, asked: Request, document: OciConfig, config: Config, host: Host
+    edits: Edits, request: Request, document: OciConfig, config: Config, host: Host
 ) -> Edits:
     """Return *edits* completed from the host's nodes, which the driver may have to make first."""
     user_namespace = in_user_namespace(document)
     if user_namespace:
         edits = _without_groups(edits)
     try:
-        return _seen(edits, asked, user_namespace=user_namespace)
+        return _completed_once(edits, request, user_namespace=user_namespace)
     except CdiError as error:
-        found = error
+        failure = error
     if (
-        found.category == "host-device-missing"
+        failure.category == "host-device-missing"
         and config["nvidia-container-cli.load-kmods"]
         and host.make_nodes(_minors(edits))
     ):
         try:
-            return _seen(edits, asked, user_namespace=user_namespace)
+            return _completed_once(edits, request, user_namespace=user_namespace)
         except CdiError as error:
-            found = error
+            failure = error
     raise UnresolvedDeviceError(
-        f"cannot give a device to the container: {found}",
+        f"cannot give a device to the container: {failure}",
         'run "nvidia-modprobe -u -c 0" on the host, or "gpuruntime cdi refresh" for a spec of old',
-    ) from found
+    ) from failure
 
 
-def _seen(edits: Edits, asked: Request, *, user_namespace: bool) -> Edits:
-    """Return *edits* completed from the nodes that are there; raise CdiError."""
+def _completed_once(edits: Edits, request: Request, *, user_namespace: bool) -> Edits:
+    """Return *edits* completed from the nodes that exist; raise CdiError."""
     completed = complete(edits, user_namespace=user_namespace)
-    if asked.is_automatic:
-        # Who wrote a spec may call a node by another name.
+    if request.is_automatic:
+        # The author of a spec may call a node by another name.
         node_numbers.check(completed)
     return completed
 
@@ -219,12 +232,12 @@ def _is_gpu(path: str) -> bool:
 
 def _without_groups(edits: Edits) -> Edits:
     """Return *edits* without groups of the host, which are others or none in a user namespace."""
-    found = edits.copy()
-    found.pop("additionalGids", None)
-    found["deviceNodes"] = [node.copy() for node in edits.get("deviceNodes") or ()]
-    for node in found["deviceNodes"]:
+    without = edits.copy()
+    without.pop("additionalGids", None)
+    without["deviceNodes"] = [node.copy() for node in edits.get("deviceNodes") or ()]
+    for node in without["deviceNodes"]:
         node.pop("gid", None)
-    return found
+    return without
 
 
 def _device_rules(document: OciConfig) -> list[dict[str, Any]]:
@@ -232,14 +245,14 @@ def _device_rules(document: OciConfig) -> list[dict[str, Any]]:
     return resources.get("devices") or []
 
 
-def _drop_repeated(rules: list[dict[str, Any]], there: int) -> None:
-    """Take those behind the first *there* of *rules* away that would change nothing.
+def _drop_repeated(rules: list[dict[str, Any]], count: int) -> None:
+    """Remove the rules behind the first *count* of *rules* that change nothing.
 
-    That is one which is among these, if none behind it denies anything.
+    A rule changes nothing if it is among the first *count* and no later one of these denies.
     """
-    last_denial = max((i for i in range(there) if not rules[i].get("allow")), default=-1)
-    in_force = rules[last_denial + 1 : there]
-    rules[there:] = [rule for rule in rules[there:] if rule not in in_force]
+    last_denial = max((i for i in range(count) if not rules[i].get("allow")), default=-1)
+    in_force = rules[last_denial + 1 : count]
+    rules[count:] = [rule for rule in rules[count:] if rule not in in_force]
 
 
 def _lost_on_reload(edits: Edits, document: OciConfig) -> list[str]:

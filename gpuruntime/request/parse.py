@@ -123,13 +123,18 @@ def may_ask(data: bytes, config: Config) -> bool:
 
 
 def from_oci(document: OciConfig, config: Config) -> Request:
-    """Return the request of *document*: by annotations, else by mounts, else by variables.
+    """Return the request of *document* under *config*; see `from_container`."""
+    return from_container(Container(document, config))
+
+
+def from_container(container: Container) -> Request:
+    """Return the request of *container*: by annotations, else by mounts, else by variables.
 
     Of variables, unset, empty and `void` ask for nothing, `none` for the driver alone, `all` for
     every GPU. Raises RequestError for what cannot be read, or is not to be had by asking, and
     ConfigError if there is a request and no such mode.
     """
-    container = Container(document, config)
+    config = container.config
     source, asked = _asked(container)
     if not asked:
         return Request(ignored=tuple(container.ignored))

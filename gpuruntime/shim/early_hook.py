@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 _MAX_STATE_BYTES = 4096
 
 
-def run(found: Sequence[EarlyCommand], bundle: str) -> None:
-    """Run the commands *found* for the container in *bundle*, one after the other."""
+def run(commands: Sequence[EarlyCommand], bundle: str) -> None:
+    """Run *commands* for the container in *bundle*, one after the other."""
     state = {"ociVersion": "1.0.2", "status": "creating", "bundle": os.path.realpath(bundle)}
     data = strictjson.dumps(state).encode()
-    for command in found:
+    for command in commands:
         if len(data) <= _MAX_STATE_BYTES:
             _run(command, data)
 

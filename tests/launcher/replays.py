@@ -21,6 +21,7 @@ from gpuruntime.launcher import companion, replay
 from gpuruntime.log import Log
 from gpuruntime.oci import argv
 from gpuruntime.shim import main
+from gpuruntime.shim.host import ShimHost
 from gpuruntime.snapshots.grants import SavedGrants
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ class Scene:
         log = Log(None, json_format=False)
         saved = SavedGrants(str(self.bench.path("run")))
         saved.use(None, {})
-        host = main.ShimHost(self.config, sys.executable, self.program, log, saved)
+        host = ShimHost(self.config, sys.executable, self.program, log, saved)
         try:
             main.inject(command, self.config, host, log, "/usr/bin/runc")
         except GpuRuntimeError:

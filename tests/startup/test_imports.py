@@ -53,19 +53,20 @@ WARM = {
     *of("gpuruntime.oci", "argv bundle lowlevel"),
     *of("gpuruntime.plan", "hook_programs injection node_numbers"),
     *of("gpuruntime.request", "capabilities container driver_options parse requirements"),
-    *of("gpuruntime.shim", "main"),
+    *of("gpuruntime.shim", "host main"),
     *of("gpuruntime.snapshots", "config_snapshot grants storage"),
 }
 # One whose grant is computed.
 SHIM = {
     *WARM,
     *of("cdi", "document quick registry trusted_open version"),
-    *of("gpuruntime", "child_process model slowpath"),
+    *of("gpuruntime", "model"),
     *of("gpuruntime.formats", "driver_version"),
     *of("gpuruntime.plan", "devices driver_files from_inventory gpu_edits sources stale_spec"),
-    *of("gpuruntime.shim", "machine"),
-    *of("gpuruntime.snapshots", "inventory_json inventory_snapshot"),
 }
+# One that needs a child, and one that needs the inventory.
+CHILD = of("gpuruntime", "child_process slowpath")
+INVENTORY = CHILD | of("gpuruntime.snapshots", "inventory_json inventory_snapshot")
 # Each of these costs more than all of ours.
 TOO_MUCH = {"json", "re", "enum", "functools", "collections", "signal", "operator", "struct"}
 HOOK = {
@@ -141,8 +142,10 @@ def spec_text() -> str:
     return json.dumps({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices})
 
 
-@pytest.mark.parametrize("ending", ["json", "yaml"])
-def test_a_create_with_a_gpu_loads_only_what_is_allowed(tmp_path: Path, ending: str) -> None:
+@pytest.mark.parametrize(("ending", "more"), [("json", set()), ("yaml", CHILD)])
+def test_a_create_with_a_gpu_loads_only_what_is_allowed(
+    tmp_path: Path, ending: str, more: set[str]
+) -> None:
     """The whole create path, also with a spec that goes through the slow path, and again."""
     specs = tmp_path / "cdi"
     for directory in (specs, tmp_path / "run"):
@@ -155,7 +158,7 @@ def test_a_create_with_a_gpu_loads_only_what_is_allowed(tmp_path: Path, ending: 
     while time.time_ns() - spec.stat().st_ctime_ns < SETTLED_NS:
         time.sleep(0.05)
     config = tmp_path / "config.json"
-    for expected in (SHIM, WARM):
+    for expected in (SHIM | more, WARM):
         config.write_text('{"process": {"env": ["NVIDIA_VISIBLE_DEVICES=0"]}}')
         loaded = start(
             SHIM_CODE,
@@ -170,6 +173,14 @@ def test_a_create_with_a_gpu_loads_only_what_is_allowed(tmp_path: Path, ending: 
         assert json.loads(config.read_text())["linux"]["devices"][0]["path"] == "/dev/null"
         assert loaded - OURS_MAY_IMPORT - BROUGHT == expected
     assert loaded & TOO_MUCH == set()
+
+
+def test_the_inventory_loads_only_what_is_allowed(tmp_path: Path) -> None:
+    """What a create imports whose GPUs are read from the inventory."""
+    code = "from gpuruntime.shim import host, main\nfrom gpuruntime.plan import sources\n"
+    code += "from gpuruntime.snapshots import inventory_snapshot\nreport()\n"
+    loaded = start(REPORT + code, [], TREE=str(TREE), RESULT=str(tmp_path / "modules"))
+    assert loaded - OURS_MAY_IMPORT - BROUGHT == SHIM | INVENTORY
 
 
 def test_the_hook_loads_only_what_is_allowed(tmp_path: Path) -> None:
@@ -232,7 +243,7 @@ def test_a_module_nobody_listed_is_seen(tmp_path: Path) -> None:
     assert "dataclasses" in loaded - OURS_MAY_IMPORT - BROUGHT
 
 
-@pytest.mark.parametrize("name", sorted(SHIM | HOOK))
+@pytest.mark.parametrize("name", sorted(SHIM | INVENTORY | HOOK))
 def test_every_module_of_the_start_path_exists(name: str) -> None:
     """A list that names what is gone would allow its return."""
     path = TREE / name.replace(".", "/")

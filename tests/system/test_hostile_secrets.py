@@ -28,9 +28,9 @@ import sys
 sys.path.append({str(TREE)!r})
 from gpuruntime.request import parse
 from gpuruntime.errors import BundleError
-def from_oci(document, config):
-    raise BundleError(f"cannot serve {{document}}")
-parse.from_oci = from_oci
+def from_container(container):
+    raise BundleError(f"cannot serve {{container.document}}")
+parse.from_container = from_container
 from gpuruntime.shim.main import main
 main({str(BIN / "python")!r})
 """

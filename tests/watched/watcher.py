@@ -24,6 +24,7 @@ from gpuruntime.oci import argv  # noqa: E402
 from gpuruntime.oci.bundle import CONFIG_NAME, Bundle  # noqa: E402
 from gpuruntime.plan import injection  # noqa: E402
 from gpuruntime.shim import main as shim  # noqa: E402
+from gpuruntime.shim.host import ShimHost  # noqa: E402
 from gpuruntime.snapshots import config_snapshot  # noqa: E402
 from gpuruntime.snapshots.grants import SavedGrants  # noqa: E402
 
@@ -58,7 +59,7 @@ def main() -> str | None:
         return None
     answer = os.environ.get("WATCHED_ANSWER")
     if answer is not None:
-        host = shim.ShimHost(config, CLI_PYTHON, sys.argv[1], log, saved)
+        host = ShimHost(config, CLI_PYTHON, sys.argv[1], log, saved)
         injection.decide(document, config, host).apply(document)
         wanted = strictjson.dumps(document, ascii_only=False).encode()
         with open(os.path.join(command.bundle or "", answer), "rb") as stream:

@@ -20,6 +20,7 @@ from gpuruntime.launcher import replay
 from gpuruntime.log import Log
 from gpuruntime.oci import argv
 from gpuruntime.shim import main
+from gpuruntime.shim.host import ShimHost
 from gpuruntime.snapshots.grants import SavedGrants
 
 RUNTIME = "nvidia-container-runtime"
@@ -100,14 +101,13 @@ def kept(
     saved = SavedGrants(str(place))
     saved.use(None, {})
     command = argv.parse(["create", "--bundle", str(bundle), "id"])
-    host = main.ShimHost(config, sys.executable, caller.program, log, saved)
-    given = main.inject(command, config, host, log, runtime)
-    assert given is not None
-    # What it says is for the launcher.
-    if given:
-        assert given == data
+    host = ShimHost(config, sys.executable, caller.program, log, saved)
+    outcome = main.inject(command, config, host, log, runtime)
+    assert outcome.next_time in (main.PYTHON, main.REPLAY)
+    if outcome.next_time == main.REPLAY:
+        assert outcome.original == data
         assert (bundle / "config.json").read_bytes() != data
-        replay.keep(given, config, saved.again(), caller, str(place))
+        replay.keep(outcome.original, config, saved.again(), caller, str(place))
     file = place / replay.NAME
     if not file.exists():
         return []

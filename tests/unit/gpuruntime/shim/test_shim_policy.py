@@ -16,6 +16,7 @@ from gpuruntime.launcher import replay
 from gpuruntime.log import Log
 from gpuruntime.oci import argv, lowlevel
 from gpuruntime.shim import main
+from gpuruntime.shim.host import ShimHost
 from gpuruntime.snapshots import config_snapshot, storage
 from gpuruntime.snapshots.grants import SavedGrants
 
@@ -46,7 +47,7 @@ def created(place: Path, document: dict[str, Any], **values: Any) -> tuple[list[
     config = Config({**cdi, **values}, None)
     records = Log(str(log), json_format=False)
     launcher = "/usr/bin/gpu-container-runtime"
-    host = main.ShimHost(config, sys.executable, launcher, records, SavedGrants(str(place)))
+    host = ShimHost(config, sys.executable, launcher, records, SavedGrants(str(place)))
     main.inject(command, config, host, records, "/usr/bin/runc")
     result = json.loads((bundle / "config.json").read_text())
     text = log.read_text() if log.exists() else ""
@@ -169,14 +170,12 @@ LARGE = {
 }
 
 
-def given(place: Path, data: bytes) -> bytes | None:
-    """Return what the shim says of a create of *data*, which it leaves as it is."""
+def outcome(place: Path, data: bytes) -> main.Outcome:
+    """Return the outcome of a create of *data*, which the shim leaves as it is."""
     (place / "config.json").write_bytes(data)
     command = argv.parse(["create", "--bundle", str(place), "id"])
     config, log = Config({}, None), Log(None, json_format=False)
-    host = main.ShimHost(
-        config, sys.executable, "gpu-container-runtime", log, SavedGrants(str(place))
-    )
+    host = ShimHost(config, sys.executable, "gpu-container-runtime", log, SavedGrants(str(place)))
     try:
         return main.inject(command, config, host, log, "/usr/bin/runc")
     finally:
@@ -186,13 +185,29 @@ def given(place: Path, data: bytes) -> bytes | None:
 @pytest.mark.parametrize("name", LARGE)
 def test_what_asks_for_nothing_is_not_refused_for_being_large(tmp_path: Path, name: str) -> None:
     """It is the low-level runtime's; what asks is read to the end."""
-    assert given(tmp_path, b'{"x":%s}' % LARGE[name]) is None
+    assert outcome(tmp_path, b'{"x":%s}' % LARGE[name]) == main.Outcome(main.PASS)
     with pytest.raises(BundleError):
-        given(tmp_path, b'{"NVIDIA_":%s}' % LARGE[name])
+        outcome(tmp_path, b'{"NVIDIA_":%s}' % LARGE[name])
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b'{"a":1,}', b"{} x"])
 def test_what_is_no_json_is_refused_whatever_it_asks_for(tmp_path: Path, data: bytes) -> None:
     """With the place where it is none."""
     with pytest.raises(BundleError, match="line 1 column"):
-        given(tmp_path, data)
+        outcome(tmp_path, data)
+
+
+@pytest.mark.parametrize(
+    ("next_time", "flags", "is_news"),
+    [
+        (main.PASS, 0, True),
+        (main.REPLAY, 4, True),
+        (main.REPLAY, 3, False),
+        (main.PYTHON, 7, False),
+    ],
+)
+def test_when_the_launcher_gets_new_instructions(
+    next_time: str, flags: int, is_news: bool
+) -> None:
+    """For what it may pass on always; for a replay if it said that it lacks the record."""
+    assert main.Outcome(next_time).is_news(flags) is is_news
