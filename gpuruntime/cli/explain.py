@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpuruntime explain`: print what a container would get, and why; changes nothing."""
+"""`gpuruntime explain`: print what the container of a config.json would get; changes nothing."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import Any
 
 import click
 
-from gpuruntime.cli import explain_docker, explain_input, explain_report, explain_text
+from cdi.wire import OciConfig
+from gpuruntime.cli import explain_docker, explain_report, explain_text
 from gpuruntime.cli.explain_docker import Options
 from gpuruntime.cli.explain_host import ExplainHost
 from gpuruntime.cli.output import write_stdout
-from gpuruntime.oci.bundle import Bundle
+from gpuruntime.errors import BundleError
+from gpuruntime.oci.bundle import CONFIG_NAME, MAX_CONFIG_BYTES, Bundle
 
 _LIKE_DOCKER = (
     click.option("--env", "-e", multiple=True, metavar="NAME[=VALUE]", help="A variable."),
@@ -44,6 +46,14 @@ def _like_docker(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+class Text(Bundle):
+    """A config.json that is in no bundle: *data*, read from *path*."""
+
+    def __init__(self, path: str, data: bytes) -> None:
+        self.path = path
+        self.data = data
+
+
 @click.command()
 @click.argument("file", required=False)
 @click.option("--bundle", "-b", metavar="DIR", help="Explain the config.json of this bundle.")
@@ -65,14 +75,14 @@ def explain(
     *,
     as_json: bool,
     verbose: bool,
-    **given: Any,  # noqa: ANN401 (click's)
+    **docker_options: Any,  # noqa: ANN401 (click's)
 ) -> None:
     """Print what the runtime would add to a container and why, and change nothing.
 
     The container is a bundle, a config.json (FILE, "-" or standard input), or what docker would
     make of options like its own. The exit status is 1 if it would not start.
     """
-    options = Options(**given)
+    options = Options(**docker_options)
     inputs = [name for name in (file, bundle, config_json) if name is not None]
     if len(inputs) + (options != Options()) > 1:
         raise click.UsageError(
@@ -88,11 +98,13 @@ def explain(
     def source(host: ExplainHost) -> tuple[Bundle, list[str]]:
         if options != Options():
             document = explain_docker.of_options(options, os.environ)
-            notes = explain_input.add_by_engine(document, options.device, host)
-            return explain_input.encoded(document), notes
+            devices, notes = options.device, []
+            if devices:
+                notes = explain_docker.add_devices(document, devices, host.read_registry())
+            return _encoded(document), notes
         if bundle is not None:
-            return explain_input.of_bundle(bundle), []
-        return explain_input.of_file(file or config_json or "-"), []
+            return Bundle(bundle, CONFIG_NAME), []
+        return _open(file or config_json or "-"), []
 
     report = explain_report.examine(source, config, mode)
     if as_json:
@@ -101,3 +113,35 @@ def explain(
         write_stdout(explain_text.as_lines(report, verbose=verbose))
     if report.error is not None:
         raise report.error
+
+
+def _open(path: str) -> Bundle:
+    """Return the config.json *path*, or standard input for `-`; raise BundleError."""
+    if path == "-":
+        return Text("standard input", _read_stdin())
+    directory, name = os.path.split(path)
+    if not name:
+        raise BundleError(f'cannot read "{path}": Is a directory', 'use "--bundle" for a bundle')
+    return Bundle(directory, name)
+
+
+def _encoded(document: OciConfig) -> Bundle:
+    """Return *document* as the engine would write it."""
+    return Text("the options", json.dumps(document).encode())
+
+
+def _read_stdin() -> bytes:
+    data = b""
+    try:
+        while len(data) <= MAX_CONFIG_BYTES:
+            chunk = os.read(0, MAX_CONFIG_BYTES + 1 - len(data))
+            if not chunk:
+                return data
+            data += chunk
+        why = f"larger than {MAX_CONFIG_BYTES} bytes"
+    except OSError as error:
+        why = str(error.strerror)
+    raise BundleError(
+        f"cannot read standard input: {why}",
+        'give it the config.json of a bundle, as in "explain < config.json"',
+    )

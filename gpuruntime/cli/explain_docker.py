@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turn options like docker's into the OCI config that docker would make of them; pure."""
+"""Turn options like docker's into the OCI config that docker would make of them."""
 
 from __future__ import annotations
 
 import csv
 import os
 import posixpath
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cdi import names, reasons
+from cdi.complete import complete, in_user_namespace
+from cdi.edits import apply
+from cdi.errors import CdiError
+from cdi.registry import Registry
 from cdi.wire import OciConfig
-from gpuruntime.errors import RequestError
+from gpuruntime.errors import RequestError, UnresolvedDeviceError
 from gpuruntime.request.container import shortened
 
 # The hook that docker adds for `--gpus`, and the words that it takes for capabilities there.
@@ -30,7 +35,7 @@ _PREFIXES = ("bind-", "volume-", "tmpfs-", "image-")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options like docker's, as they were given."""
+    """The options like docker's, as on the command line."""
 
     env: tuple[str, ...] = ()
     image_env: tuple[str, ...] = ()
@@ -47,7 +52,7 @@ class Options:
 def of_options(options: Options, environ: Mapping[str, str]) -> OciConfig:
     """Return the OCI config that docker makes of *options*, as far as it matters here.
 
-    *environ* are the caller's variables. Devices of CDI are not in it. Raises RequestError.
+    *environ* are the caller's variables. `add_devices` adds CDI devices. Raises RequestError.
     """
     env = _environment(options.image_env, options.env, environ)
     hooks: dict[str, Any] = {}
@@ -80,43 +85,77 @@ def of_options(options: Options, environ: Mapping[str, str]) -> OciConfig:
     }
 
 
+def add_devices(document: OciConfig, devices: Sequence[str], specs: Registry) -> list[str]:
+    """Change *document* as an engine does for `--device` with CDI names; return notes on it.
+
+    The engine reads the specs itself, before the runtime sees config.json. Raises RequestError
+    and UnresolvedDeviceError.
+    """
+    notes = []
+    for name in devices:
+        if not names.is_qualified(name):
+            raise RequestError(
+                f'--device "{shortened(name)}" is no name of CDI',
+                'write it as "nvidia.com/gpu=0"; devices of the host are up to the engine',
+            )
+        file = specs.find(name)
+        if file is None:
+            raise UnresolvedDeviceError(
+                f'the engine cannot add "{name}": {reasons.why_unresolved(specs, name)}',
+                'ask for names that "gpuruntime cdi list" shows',
+            )
+        notes.append(
+            f'the engine itself adds "{name}", from the CDI spec "{file.path}"; '
+            "what the runtime adds is beside that"
+        )
+    try:
+        edits = complete(specs.resolve(devices), user_namespace=in_user_namespace(document))
+    except CdiError as error:
+        raise UnresolvedDeviceError(
+            f"the engine cannot add a device: {error}",
+            "load the driver of the device, or write the spec again",
+        ) from error
+    apply(edits, document)
+    return notes
+
+
 def _plain(text: str) -> str:
     """Return *text* of the command line with what is no UTF-8 replaced, as Go writes it."""
     return os.fsencode(text).decode("utf-8", "replace")
 
 
 def _environment(
-    image: Iterable[str], given: Iterable[str], environ: Mapping[str, str]
+    image: Iterable[str], options: Iterable[str], environ: Mapping[str, str]
 ) -> list[str]:
-    """Return the entries of *image*, changed by those of *given*.
+    """Return the entries of *image*, changed by those of *options*.
 
-    Of *given* a name alone takes the value of *environ*, or takes the variable away.
+    In *options*, a name alone takes the value from *environ*, or else removes the variable.
     """
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for text in image:
         name, equals, _ = text.partition("=")
         if not (name and equals):
             raise _malformed("--image-env", text, "NAME=VALUE")
-        found[name] = _plain(text)
-    for text in given:
+        variables[name] = _plain(text)
+    for text in options:
         name, equals, _ = text.partition("=")
         if not name:
             raise _malformed("--env", text, "NAME=VALUE or NAME")
         if equals:
-            found[name] = _plain(text)
+            variables[name] = _plain(text)
         elif name in environ:
-            found[name] = _plain(f"{name}={environ[name]}")
+            variables[name] = _plain(f"{name}={environ[name]}")
         else:
-            found.pop(name, None)
-    return list(found.values())
+            variables.pop(name, None)
+    return list(variables.values())
 
 
 def _capabilities(added: Iterable[str], *, everything: bool) -> list[str]:
-    names = [name.upper() for name in map(_plain, added)]
-    found = [name if name.startswith("CAP_") else f"CAP_{name}" for name in names]
-    if everything or "CAP_ALL" in found:
-        found.append(_CAP_SYS_ADMIN)
-    return sorted({*_DEFAULT_CAPABILITIES, *found} - {"CAP_ALL"})
+    upper = [name.upper() for name in map(_plain, added)]
+    capabilities = [name if name.startswith("CAP_") else f"CAP_{name}" for name in upper]
+    if everything or "CAP_ALL" in capabilities:
+        capabilities.append(_CAP_SYS_ADMIN)
+    return sorted({*_DEFAULT_CAPABILITIES, *capabilities} - {"CAP_ALL"})
 
 
 def _pairs(texts: Iterable[str]) -> Iterable[tuple[str, str]]:
@@ -132,9 +171,9 @@ def _mount(text: str) -> dict[str, Any]:
     if text.startswith("/"):
         return _volume(text)
     members = dict(_fields("--mount", text))
-    known = {*_SOURCE, *_TARGET, *_FLAGS, "type"}
+    keys = {*_SOURCE, *_TARGET, *_FLAGS, "type"}
     for name in members:
-        if name not in known and not name.startswith(_PREFIXES):
+        if name not in keys and not name.startswith(_PREFIXES):
             raise RequestError(
                 f'--mount "{shortened(text)}" has the unknown key "{shortened(name)}"',
                 "write it as type=bind,source=/dev/null,target=/path",
@@ -187,13 +226,13 @@ def _gpus(text: str) -> list[str]:
             f'--gpus has the capability "{shortened(unknown[0])}", which docker does not take',
             f"name some of {', '.join(DOCKER_CAPABILITIES)}",
         )
-    found = [] if devices is None else [f"NVIDIA_VISIBLE_DEVICES={devices}"]
+    variables = [] if devices is None else [f"NVIDIA_VISIBLE_DEVICES={devices}"]
     if devices is None:
-        found = _counted(count or "1")
+        variables = _counted(count or "1")
     wanted = [word for word in words if word in DOCKER_CAPABILITIES]
     if wanted:
-        found.append(f"NVIDIA_DRIVER_CAPABILITIES={','.join(wanted)}")
-    return found
+        variables.append(f"NVIDIA_DRIVER_CAPABILITIES={','.join(wanted)}")
+    return variables
 
 
 def _counted(count: str) -> list[str]:
@@ -214,13 +253,13 @@ def _fields(option: str, text: str, alone: str = "") -> list[tuple[str, str]]:
         fields = []
     if not fields:
         raise _malformed(option, text, "KEY=VALUE,KEY=VALUE")
-    found = []
+    pairs = []
     for field in fields:
         name, equals, value = field.strip().partition("=")
         if alone and not equals:
             name, value = alone, name
-        found.append((name.lower(), value))
-    return found
+        pairs.append((name.lower(), value))
+    return pairs
 
 
 def _malformed(option: str, text: str, form: str) -> RequestError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reasons why each thing is in a container's edits, or is left out; pure."""
+"""The reasons for a request, and for what is in a container's edits or is left out; pure."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from gpuruntime.config import Config
 from gpuruntime.model import File, Inventory, Library
 from gpuruntime.plan import devices, driver_files, from_inventory, gpu_edits
 from gpuruntime.plan.devices import GpuDevice
-from gpuruntime.request import capabilities, driver_options
+from gpuruntime.request import capabilities, driver_options, parse, requirements
+from gpuruntime.request.container import Container, shown
 from gpuruntime.request.parse import Request
 
-# Member of edits → what one of its items is called, and the member of it that tells it.
+# Member of edits → the kind of its items, and the member of an item that identifies it.
 _MEMBERS = {
     "env": ("env", ""),
     "deviceNodes": ("device", "path"),
@@ -29,24 +30,21 @@ _MEMBERS = {
     "additionalGids": ("group", ""),
 }
 GPU, LEFT_OUT, REMOVED = "gpu", "left out", "removed"
-# Option of our hook's command line, or the name of one of the incumbent's → what it is for.
-_HOOK_STEPS = {
-    "--link": "makes links to the driver's files",
-    "--cuda-compat": "lets newer CUDA libraries of the image count",
-    "--library": "enters the libraries into the loader's cache",
-    "--mask-params": "hides that the driver may make device nodes",
-    "--application-profile": "tells the driver's libraries which GPUs there are",
-    "--chmod": "lets everybody into the directories of nodes",
-    gpu_edits.LINKS: "makes links to the driver's files",
-    gpu_edits.COMPAT: "lets newer CUDA libraries of the image count",
-    gpu_edits.LDCACHE: "enters the libraries into the loader's cache",
-    gpu_edits.PARAMS: "hides that the driver may make device nodes",
-    gpu_edits.PROFILE: "tells the driver's libraries which GPUs there are",
-    gpu_edits.CHMOD: "lets everybody into the directories of nodes",
-    "prestart": "mounts the driver's files, in the mode legacy",
+# What a hook does → the option of our hook and the incumbent's subcommand that do it.
+_HOOK_WORDS = {
+    "makes links to the driver's files": ("--link", gpu_edits.LINKS),
+    "lets newer CUDA libraries of the image count": ("--cuda-compat", gpu_edits.COMPAT),
+    "enters the libraries into the loader's cache": ("--library", gpu_edits.LDCACHE),
+    "hides that the driver may make device nodes": ("--mask-params", gpu_edits.PARAMS),
+    "tells the driver's libraries which GPUs there are": (
+        *("--application-profile", gpu_edits.PROFILE),
+    ),
+    "lets everybody into the directories of nodes": ("--chmod", gpu_edits.CHMOD),
+    "mounts the driver's files, in the mode legacy": ("prestart",),
 }
+_HOOK_STEPS = {word: step for step, words in _HOOK_WORDS.items() for word in words}
 _IN_PLACE = "tells who looks later that the devices have been added"
-# (member of edits, what tells the item) → why it is there.
+# (member of edits, what identifies the item) → why it is there.
 _Whys = dict[tuple[str, str], str]
 
 
@@ -59,59 +57,130 @@ class Reason:
     why: str
 
 
+def mode(request: Request, config: Config) -> tuple[str, str]:
+    """Return the mode of *request*, or what it would be, and how `auto` resolves to it."""
+    if config.mode != settings.AUTO:
+        return request.mode or config.mode, ""
+    if not request.devices:
+        return request.mode or settings.JIT, "auto: no qualified name is asked for"
+    how = "all" if request.mode == settings.CDI else "not all"
+    return request.mode, f"auto: {how} names are qualified"
+
+
+def of_request(request: Request, container: Container) -> str:
+    """Return what of the container requests the devices."""
+    if request.source == parse.ANNOTATIONS:
+        prefixes = container.config.annotation_prefixes
+        keys = sorted(key for key in container.document["annotations"] if key.startswith(prefixes))
+        return f"annotations {shown(keys)}"
+    if request.source == parse.MOUNTS:
+        return f"mounts {shown(container.mount_names())}"
+    if request.source == parse.IMAGE:
+        version = container.value("CUDA_VERSION")
+        return f"CUDA_VERSION={shown([version])} without {parse.VISIBLE_DEVICES}: an old image"
+    swarm = [name for name in container.config.swarm if name in container.environment]
+    names = swarm or [parse.VISIBLE_DEVICES]
+    return ", ".join(f"{name}={shown([container.value(name)])}" for name in names)
+
+
+def of_no_request(request: Request, container: Container) -> str:
+    """Return why the container requests nothing, or nothing that counts."""
+    names = [name for name in container.config.swarm if name in container.environment]
+    name = names[0] if names else parse.VISIBLE_DEVICES
+    words = container.words(name)
+    if request.ignored:
+        return "what asks for any does not count"
+    if name not in container.environment:
+        return f"{name} is not set, and nothing else asks for any"
+    if "void" in words:
+        return f'{name} is "void": the devices have been added already, or are not wanted'
+    if not words:
+        return f"{name} is empty, which asks for nothing"
+    return f"{name}={shown([container.value(name)])} does not count"
+
+
+def of_capabilities(request: Request, container: Container) -> str:
+    """Return what decides on the driver capabilities."""
+    variable = driver_options.DRIVER_CAPABILITIES
+    if not request.is_automatic:
+        return f"those of the CDI spec, whatever {variable} says"
+    key = "nvidia-container-runtime.modes.jit-cdi.driver-capabilities"
+    if container.config[key] == "all" and request.mode != settings.LEGACY:
+        return f'"{key}" is "all"'
+    if container.words(variable):
+        return f"{variable}={shown([container.value(variable)])}"
+    if variable not in container.environment and container.is_old_image:
+        return "an image of an old CUDA has all"
+    return f"{variable} is {'empty' if variable in container.environment else 'not set'}"
+
+
+def of_unchecked_requirements(request: Request, container: Container) -> str:
+    """Return why requirements of the image are not checked, "" if they are or there are none."""
+    written = any(name.startswith(driver_options.REQUIRE) for name in container.environment)
+    if request.extras.requirements or not (written or container.is_old_image):
+        return ""
+    if not request.is_automatic:
+        return "not checked in the mode cdi"
+    if container.config["disable-require"]:
+        return 'not checked: "disable-require" is set'
+    if requirements.is_true(container.value(driver_options.DISABLE_REQUIRE)):
+        return f"not checked: {driver_options.DISABLE_REQUIRE} is set"
+    return ""
+
+
 def of_edits(edits: Edits, whys: Mapping[tuple[str, str], str], other: str) -> list[Reason]:
     """Return the reason for each thing that *edits* add: one of *whys*, or *other*."""
-    found = []
+    reasons = []
     for member, (kind, _) in _MEMBERS.items():
         items: Iterable[Any] = edits.get(member) or ()  # type: ignore[assignment]
         for item in items:
             # Without the word for its kind.
             one: Edits = {member: [item]}  # type: ignore[misc]  # one of the members of edits
             what = describe(one)[0][len(kind) + 1 :]
-            found.append(Reason(kind, what, whys.get(_key(member, item), other)))
+            reasons.append(Reason(kind, what, whys.get(_key(member, item), other)))
     if edits.get("intelRdt"):
-        found.append(Reason("intelRdt", "class of resources", other))
-    return found
+        reasons.append(Reason("intelRdt", "class of resources", other))
+    return reasons
 
 
 def of_consequences(edits: Edits) -> _Whys:
     """Return what each hook of ours or of the incumbent's does, and what groups are for."""
-    found: _Whys = {}
+    whys: _Whys = {}
     for hook in edits.get("hooks") or ():
         words = dict.fromkeys(hook.get("args") or ())
         steps = dict.fromkeys(_HOOK_STEPS[word] for word in words if word in _HOOK_STEPS)
         if steps:
-            found[_key("hooks", hook)] = ", ".join(steps)
+            whys[_key("hooks", hook)] = ", ".join(steps)
     paths: dict[int, list[str]] = {}
     for node in edits.get("deviceNodes") or ():
         paths.setdefault(node.get("gid", 0), []).append(node["path"])
     for gid, of_gid in paths.items():
-        found["additionalGids", str(gid)] = f"may use {', '.join(of_gid)}"
-    return found
+        whys["additionalGids", str(gid)] = f"may use {', '.join(of_gid)}"
+    return whys
 
 
-def of_specs(asked: Request, known: Registry, default_kind: str) -> _Whys:
+def of_specs(request: Request, specs: Registry, default_kind: str) -> _Whys:
     """Return why each thing of CDI specs is there."""
     whys: _Whys = {}
-    files = [file for name in asked.devices if (file := known.find(name)) is not None]
-    if asked.driver_only:
-        found = (known.find(name) for name in known.names(default_kind))
-        files = [file for file in found if file is not None]
+    files = [file for name in request.devices if (file := specs.find(name)) is not None]
+    if request.driver_only:
+        defaults = (specs.find(name) for name in specs.names(default_kind))
+        files = [file for file in defaults if file is not None]
     for file in files:
         common = file.spec.get("containerEdits") if file.spec else None
         _enter(whys, common or {}, f'for each device of the CDI spec "{file.path}"')
-    for name in asked.devices:
-        file = known.find(name)
+    for name in request.devices:
+        file = specs.find(name)
         if file is not None:
             device = file.devices[name.partition("=")[2]]
             _enter(whys, device["containerEdits"], f'for "{name}", by the CDI spec "{file.path}"')
     return whys
 
 
-def of_machine(asked: Request, machine: Inventory) -> _Whys:
-    """Return why each thing of what the machine has now is there."""
+def of_inventory(request: Request, inventory: Inventory) -> _Whys:
+    """Return why each thing from *inventory* is there."""
     whys: _Whys = {("env", "NVIDIA_VISIBLE_DEVICES=void"): _IN_PLACE}
-    for device in from_inventory.requested_devices(asked, machine):
+    for device in from_inventory.requested_devices(request, inventory):
         name = title(device)
         whys["deviceNodes", device.gpu.node.container_path] = f"node of {name}"
         drm = device.gpu.drm if device.mig is None else ()
@@ -121,53 +190,53 @@ def of_machine(asked: Request, machine: Inventory) -> _Whys:
     variables = {feature: name for name, feature in driver_options.FEATURES.items()}
     variables |= {f"mig-{right}": name for name, right in driver_options.MIG.items()}
     variables[model.IMEX] = driver_options.IMEX_CHANNELS
-    for feature, nodes in machine.features.items():
+    for feature, nodes in inventory.features.items():
         why = f"asked for by {variables.get(feature, feature)}"
         whys.update({("deviceNodes", node.container_path): why for node in nodes})
-    for node in machine.control_nodes:
+    for node in inventory.control_nodes:
         whys["deviceNodes", node.container_path] = "control device, for every container with GPUs"
-    wanted = {"", *capabilities.closed(asked.extras.capabilities)}
-    for item in _files(machine):
-        why = _why_file(item, asked.extras.capabilities, wanted)
+    wanted = {"", *capabilities.closed(request.extras.capabilities)}
+    for item in _files(inventory):
+        why = _why_file(item, request.extras.capabilities, wanted)
         whys["mounts", item.container_path] = why
-    for file in machine.gds_files:
+    for file in inventory.gds_files:
         whys["mounts", file.container_path] = "asked for by NVIDIA_GDS"
     return whys
 
 
-def gpus_of(asked: Request, machine: Inventory) -> list[Reason]:
+def gpus_of(request: Request, inventory: Inventory) -> list[Reason]:
     """Return which GPUs and MIG devices the container gets and which not."""
-    granted = from_inventory.requested_devices(asked, machine)
+    granted = from_inventory.requested_devices(request, inventory)
     names = [device.name(devices.INDEX) for device in granted]
     by_name: dict[str, str] = {}
-    for word in () if asked.driver_only else asked.ids:
-        for device in devices.devices([word], machine.gpus):
+    for word in () if request.driver_only else request.ids:
+        for device in devices.devices([word], inventory.gpus):
             by_name.setdefault(device.name(devices.INDEX), word)
-    found = []
+    requested = []
     others = []
-    for device in _all(machine):
+    for device in _all(inventory):
         name = device.name(devices.INDEX)
         if name in names:
             why = f'asked for as "{by_name.get(name, name)}"'
-            found.append(Reason(GPU, _described(device), why))
+            requested.append(Reason(GPU, _described(device), why))
         else:
-            others.append(Reason(LEFT_OUT, title(device), _why_not(device, asked)))
-    return [*found, *others]
+            others.append(Reason(LEFT_OUT, title(device), _why_not(device, request)))
+    return [*requested, *others]
 
 
 def files_left_out(
-    asked: Request, machine: Inventory, edits: Edits, config: Config
+    request: Request, inventory: Inventory, edits: Edits, config: Config
 ) -> Iterator[Reason]:
     """Yield why each file of the driver that is not mounted is not."""
-    if asked.mode == settings.LEGACY:
+    if request.mode == settings.LEGACY:
         return
     mounted = {mount["containerPath"] for mount in edits.get("mounts") or ()}
     supported = config["supported-driver-capabilities"]
-    for item in _files(machine):
+    for item in _files(inventory):
         if item.container_path in mounted:
             continue
         (name,) = driver_files.left_out(_only(item), _only())
-        if isinstance(item, File) and item.kind == "ipc" and name in asked.extras.capabilities:
+        if isinstance(item, File) and item.kind == "ipc" and name in request.extras.capabilities:
             name = ""
         if not name:
             why = 'the feature flag "disable-ipc-discoverer" is set'
@@ -191,32 +260,32 @@ def _described(device: GpuDevice) -> str:
     )
 
 
-def _why_not(device: GpuDevice, asked: Request) -> str:
+def _why_not(device: GpuDevice, request: Request) -> str:
     gpu = device.gpu.gpu
-    if asked.driver_only:
+    if request.driver_only:
         return "the driver alone is asked for"
     if device.mig is None and gpu.mig_enabled:
         return "in MIG mode; its MIG devices are asked for by themselves"
-    if asked.ids == (devices.ALL,) and gpu.name in devices.DISPLAY_ONLY:
+    if request.ids == (devices.ALL,) and gpu.name in devices.DISPLAY_ONLY:
         return 'it only drives a display, and "all" does not mean it'
     return "not asked for"
 
 
-def _all(machine: Inventory) -> Iterator[GpuDevice]:
-    for gpu in machine.gpus:
+def _all(inventory: Inventory) -> Iterator[GpuDevice]:
+    for gpu in inventory.gpus:
         yield GpuDevice(gpu)
         for mig in gpu.mig:
             yield GpuDevice(gpu, mig)
 
 
-def _files(machine: Inventory) -> list[Library | File]:
-    return [*machine.driver.libraries, *machine.driver.files]
+def _files(inventory: Inventory) -> list[Library | File]:
+    return [*inventory.driver.libraries, *inventory.driver.files]
 
 
-def _why_file(item: Library | File, asked: Iterable[str], wanted: set[str]) -> str:
+def _why_file(item: Library | File, named: Iterable[str], wanted: set[str]) -> str:
     if not item.capability:
         return "for every capability"
-    if item.capability in asked:
+    if item.capability in named:
         return f"for {item.capability}"
     if item.capability in wanted:
         return f"for {item.capability}, which another capability brings"

@@ -12,7 +12,7 @@ from typing import Any
 
 from cdi.wire import Edits, OciConfig
 from gpuruntime import config as settings
-from gpuruntime.cli import explain_reasons, explain_request
+from gpuruntime.cli import explain_reasons
 from gpuruntime.cli.explain_host import ExplainHost, find_runtime
 from gpuruntime.cli.explain_reasons import REMOVED, Reason
 from gpuruntime.config import Config
@@ -39,7 +39,7 @@ _MODE = "nvidia-container-runtime.mode"
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """A requirement; *met* is None if that cannot be told here. *why* is a sentence, or ""."""
+    """A requirement; *met* is None if that is not known here. *why* is a sentence, or ""."""
 
     text: str
     met: bool | None
@@ -48,7 +48,7 @@ class Requirement:
 
 @dataclass(slots=True)
 class Report:
-    """What would be done and why; what was not found out yet is empty.
+    """What would be done and why; what is not known yet is empty.
 
     *edits* are CDI container edits, completed; *removed* are paths of prestart hooks that are
     taken away. *runtime* is the low-level runtime. *error* is why the container does not start.
@@ -58,7 +58,7 @@ class Report:
     why_mode: str = ""
     config: str | None = None
     source: str = ""
-    asked_by: str = ""
+    why_request: str = ""
     devices: list[str] = field(default_factory=list)
     capabilities: list[str] = field(default_factory=list)
     why_capabilities: str = ""
@@ -104,8 +104,8 @@ def examine(
 def _config(report: Report, path: str | None, mode: str) -> Config:
     """Return the config of the file *path*, else of the one in force; raise ConfigError."""
     if path is None:
-        found = settings.find(os.environ)
-        path = found[0] if found else None
+        file = settings.find(os.environ)
+        path = file[0] if file else None
     report.config = path
     values: dict[str, Any] = {}
     if path is not None:
@@ -130,12 +130,12 @@ def _decide(report: Report, bundle: Bundle, config: Config, host: ExplainHost) -
         raise bundle.ambiguous(doubt)
     # Also where the request cannot be read.
     report.mode = config.mode
-    asked = parse.from_oci(document, config)
-    _say_request(report, asked, document, config)
+    observer = _RequestObserver(report)
     try:
-        decided = injection.decide(document, config, host)
+        decided = injection.decide(document, config, host, observer)
     finally:
-        _say_machine(report, asked, host)
+        if observer.request is not None:
+            _say_host(report, observer.request, host)
     result = copy.deepcopy(document)
     if decided.apply(result) and not _is_storable(result):
         raise bundle.ambiguous("a lone surrogate")
@@ -150,29 +150,41 @@ def _is_storable(document: OciConfig) -> bool:
     return True
 
 
-def _say_mode(report: Report, asked: Request, config: Config) -> None:
-    report.mode, why = explain_request.mode(asked, config)
+def _say_mode(report: Report, request: Request, config: Config) -> None:
+    report.mode, why = explain_reasons.mode(request, config)
     report.why_mode = why or report.why_mode
 
 
-def _say_request(report: Report, asked: Request, document: OciConfig, config: Config) -> None:
-    container = Container(document, config)
-    _say_mode(report, asked, config)
-    report.source = asked.source
-    report.devices = list(asked.devices)
-    report.capabilities = list(asked.extras.capabilities)
-    report.ignored = list(asked.ignored)
-    if not asked:
-        why = explain_request.nothing(asked, container)
-        report.reasons.append(Reason("", NO_DEVICE, why))
-        return
-    report.asked_by = explain_request.asked_by(asked, container)
-    report.why_capabilities = explain_request.capabilities(asked, container)
-    report.why_requirements = explain_request.requirements_off(asked, container)
+class _RequestObserver:
+    """Takes the request from `decide` and puts it into *report*, even if it cannot be met then.
+
+    *request* is None until there is one.
+    """
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self.request: Request | None = None
+
+    def on_request(self, request: Request, container: Container) -> None:
+        """Add *request*, and what of *container* is the reason for it, to the report."""
+        report = self._report
+        _say_mode(report, request, container.config)
+        report.source = request.source
+        report.devices = list(request.devices)
+        report.capabilities = list(request.extras.capabilities)
+        report.ignored = list(request.ignored)
+        if request:
+            report.why_request = explain_reasons.of_request(request, container)
+            report.why_capabilities = explain_reasons.of_capabilities(request, container)
+            report.why_requirements = explain_reasons.of_unchecked_requirements(request, container)
+        else:
+            why = explain_reasons.of_no_request(request, container)
+            report.reasons.append(Reason("", NO_DEVICE, why))
+        self.request = request
 
 
-def _say_machine(report: Report, asked: Request, host: ExplainHost) -> None:
-    """Say what was found out on the machine, also where it then was not enough."""
+def _say_host(report: Report, request: Request, host: ExplainHost) -> None:
+    """Add what was read from the host, even if it was not enough to meet the request."""
     report.warnings += host.notes
     if host.specs is not None:
         report.notes += [
@@ -183,15 +195,17 @@ def _say_machine(report: Report, asked: Request, host: ExplainHost) -> None:
     if host.inventory is not None:
         report.notes += [*host.inventory.problems, *host.inventory.driver.problems]
     report.requirements = [
-        _requirement(text, asked, host.inventory) for text in asked.extras.requirements
+        _requirement(text, request, host.inventory) for text in request.extras.requirements
     ]
 
 
-def _requirement(text: str, asked: Request, machine: Inventory | None) -> Requirement:
-    if machine is None:
+def _requirement(text: str, request: Request, inventory: Inventory | None) -> Requirement:
+    if inventory is None:
         return Requirement(text, met=None, why="the driver has not been asked")
     try:
-        facts = from_inventory.facts(from_inventory.requested_devices(asked, machine), machine)
+        facts = from_inventory.facts(
+            from_inventory.requested_devices(request, inventory), inventory
+        )
         undecided = requirements.check([text], facts)
     except RequestError as error:
         return Requirement(text, met=False, why=error.message.removeprefix(_NOT_MET))
@@ -204,7 +218,7 @@ def _requirement(text: str, asked: Request, machine: Inventory | None) -> Requir
 def _say_decision(
     report: Report, decided: Injection, document: OciConfig, config: Config, host: ExplainHost
 ) -> None:
-    asked = decided.request
+    request = decided.request
     report.warnings += decided.warnings
     report.notes = list(dict.fromkeys([*report.notes, *decided.notes]))
     prestart = (document.get("hooks") or {}).get("prestart") or ()
@@ -213,16 +227,16 @@ def _say_decision(
     report.edits = dict(edits)
     whys = explain_reasons.of_consequences(edits)
     other = "for every container with GPUs"
-    if decided.edits is not None and asked.is_automatic and host.inventory is not None:
-        whys |= explain_reasons.of_machine(asked, host.inventory)
-        report.reasons += explain_reasons.gpus_of(asked, host.inventory)
+    if decided.edits is not None and request.is_automatic and host.inventory is not None:
+        whys |= explain_reasons.of_inventory(request, host.inventory)
+        report.reasons += explain_reasons.gpus_of(request, host.inventory)
     elif decided.edits is not None and host.specs is not None:
         other = "by a CDI spec"
-        by_spec = explain_reasons.of_specs(asked, host.specs, config.default_kind)
+        by_spec = explain_reasons.of_specs(request, host.specs, config.default_kind)
         whys = {key: f"{whys[key]}; {why}" if key in whys else why for key, why in by_spec.items()}
     report.reasons += explain_reasons.of_edits(edits, whys, other)
-    if decided.edits is not None and asked.is_automatic and host.inventory is not None:
-        report.reasons += explain_reasons.files_left_out(asked, host.inventory, edits, config)
+    if decided.edits is not None and request.is_automatic and host.inventory is not None:
+        report.reasons += explain_reasons.files_left_out(request, host.inventory, edits, config)
     if report.mode == settings.LEGACY and decided.edits is not None and not decided.prestart:
         report.notes.append("the engine's own prestart hook mounts the driver's files")
     why = "the engine's hook would add devices once more"

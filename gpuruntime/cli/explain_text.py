@@ -68,7 +68,7 @@ def _of_request(report: Report) -> list[tuple[str, str]]:
         ("config", report.config or "no file: the defaults are in force"),
         (
             "request",
-            _with(names or ("the driver alone" if report.source else ""), report.asked_by),
+            _with(names or ("the driver alone" if report.source else ""), report.why_request),
         ),
         ("capabilities", _with(", ".join(report.capabilities), report.why_capabilities)),
     ]
@@ -84,7 +84,7 @@ def _all_reasons(report: Report) -> list[Reason]:
     """Return the reasons, with those for the request as a whole."""
     whole = (
         ("mode", report.mode, report.why_mode),
-        ("request", report.source, report.asked_by),
+        ("request", report.source, report.why_request),
         ("capabilities", ",".join(report.capabilities), report.why_capabilities),
         ("requirements", "", report.why_requirements),
     )
@@ -95,17 +95,17 @@ def _grouped(report: Report, *, verbose: bool) -> list[Reason]:
     """Return the reasons, those of files by their names in one line for each reason."""
     if verbose:
         return report.reasons
-    found: dict[object, Reason] = {}
+    grouped: dict[object, Reason] = {}
     for reason in report.reasons:
         if reason.kind not in _GROUPED:
-            found[reason] = reason
+            grouped[reason] = reason
             continue
         key = (reason.kind, reason.why)
         name = os.path.basename(reason.what)
-        earlier = found.get(key)
+        earlier = grouped.get(key)
         what = f"{earlier.what}, {name}" if earlier else name
-        found[key] = Reason(reason.kind, what, reason.why)
-    return list(found.values())
+        grouped[key] = Reason(reason.kind, what, reason.why)
+    return list(grouped.values())
 
 
 def _because(reason: Reason) -> str:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from gpuruntime.cli import explain_docker, explain_report, explain_text
+from gpuruntime.cli.explain import Text
 from gpuruntime.cli.explain_docker import Options
-from gpuruntime.cli.explain_input import Text
 from gpuruntime.cli.explain_reasons import Reason
 from gpuruntime.errors import GpuRuntimeError, RequestError
 
