@@ -12,7 +12,7 @@ from cdi import generate as producer
 from cdi import store
 from cdi.errors import CdiError
 from cdi.wire import Spec
-from gpuruntime.cli import generator, stamp
+from gpuruntime.cli import generator, spec_dirs, stamp
 from gpuruntime.cli.output import write_stdout
 from gpuruntime.errors import SpecError, escape
 from gpuruntime.model import Inventory
@@ -39,11 +39,21 @@ FORMAT_OPTION = click.option(
     help='File to write, "-" for standard output.  [default: -]',
 )
 @FORMAT_OPTION
-def generate(output: str, format_: str | None, **given: Any) -> None:  # noqa: ANN401 (click's)
+@click.option(
+    "--force", is_flag=True, help="Write it even if another file defines the same devices."
+)
+def generate(
+    output: str,
+    format_: str | None,
+    *,
+    force: bool,
+    **given: Any,  # noqa: ANN401 (click's)
+) -> None:
     """Write a CDI spec of this machine's GPUs.
 
     Devices are named by index, by UUID and "all". A consumer reads the files ending in .json or
-    .yaml in /etc/cdi and /var/run/cdi. The last line on standard error sums up what was found.
+    .yaml in /etc/cdi and /var/run/cdi, and resolves no device that two files of one directory
+    define. The last line on standard error sums up what was found.
     """
     chosen = generator.checked(**given)
     output = output or "-"
@@ -57,6 +67,7 @@ def generate(output: str, format_: str | None, **given: Any) -> None:  # noqa: A
     if output == "-":
         write_stdout(text)
     else:
+        spec_dirs.check_beside(path, spec, force=force)
         changed = save(path, text)
         stamp.write(
             path, text, spec, driver_version=inventory.driver.version, found=found, chosen=chosen

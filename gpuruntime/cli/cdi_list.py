@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from cdi import edits, reasons
+from cdi import conflicts, edits, reasons
 from cdi.registry import Registry
 from gpuruntime.cli import spec_dirs as directories
 from gpuruntime.cli.output import write_stdout
@@ -27,8 +27,8 @@ def list_(
 ) -> None:
     """List the devices that can be asked for, one qualified name a line.
 
-    Files that cannot be used, and names that two files of one directory define, are warned of on
-    standard error.
+    Files that cannot be used, and two files of one directory that define the same names, are
+    warned of on standard error.
     """
     known = directories.load(spec_dirs, allow_untrusted=allow_untrusted)
     if as_json:
@@ -39,8 +39,8 @@ def list_(
             if error.category != "conflict":
                 text = f'"{path}" is not used: {error.category}: {error}'
                 click.echo(f"warning: {escape(text)}", err=True)
-    for name in known.conflicting:
-        text = f'"{name}" does not resolve: {reasons.why_unresolved(known, name)}'
+    for conflict in conflicts.find(known.files, directories.MAINTAINED):
+        text = f'{conflict.text()}, which resolve nowhere: remove "{conflict.stale}"'
         click.echo(f"warning: {escape(text)}", err=True)
     names = known.devices
     lines = (line for name in names for line in [name, *(_shown(known, name) if verbose else ())])
@@ -55,6 +55,10 @@ def as_object(known: Registry) -> dict[str, Any]:
         "unresolved": [
             {"name": name, "reason": reasons.why_unresolved(known, name)}
             for name in known.conflicting
+        ],
+        "conflicts": [
+            {"remove": conflict.stale, "keep": conflict.kept, "names": list(conflict.names)}
+            for conflict in conflicts.find(known.files, directories.MAINTAINED)
         ],
         "vendors": known.vendors,
         "classes": known.classes,

@@ -12,24 +12,27 @@ import click
 from cdi import diff, document, store, yamlio
 from cdi.errors import CdiError
 from cdi.wire import Edits, Spec
-from gpuruntime.cli import cdi_generate, generator, stamp
+from gpuruntime.cli import cdi_generate, generator, spec_dirs, stamp
 from gpuruntime.errors import ConfigError, SpecError, escape
 
 _VERSION = re.compile(r"\.[0-9][0-9.]*\Z")
-DEFAULT_OUTPUT = "/var/run/cdi/nvidia.yaml"
 
 
 @click.command()
 @generator.options
 @click.option(
     "--output",
-    default=DEFAULT_OUTPUT,
+    default=spec_dirs.DEFAULT_OUTPUT,
     show_default=True,
     envvar=["GPURUNTIME_CDI_OUTPUT", "NVIDIA_CTK_CDI_OUTPUT_FILE_PATH"],
     help="The spec.",
 )
 @cdi_generate.FORMAT_OPTION
-@click.option("--force", is_flag=True, help="Write it even if nothing has changed.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Write it even if nothing has changed, or if another file defines the same devices.",
+)
 def refresh(
     output: str,
     format_: str | None,
@@ -39,17 +42,22 @@ def refresh(
 ) -> None:
     """Write the CDI spec again if the host has changed since, and say what has.
 
-    A good spec stays as it is if the driver does not answer, or if a device of it cannot be had:
-    then the exit status is 1. The options are those of "cdi generate".
+    A good spec stays as it is if the driver does not answer, if a device of it cannot be had, or
+    if another file of the directory defines the same devices: then the exit status is 1. The
+    options are those of "cdi generate".
     """
     if output in ("", "-"):
         raise ConfigError("standard output cannot be refreshed", 'name a file with "--output"')
     chosen = generator.checked(**given)
     path, format_ = cdi_generate.target(output, format_)
+    old = _load(path)
     known = stamp.read(path)
     if known is not None:
         changed = stamp.changed(known, chosen)
         if not changed and not force:
+            # Another file may have come since.
+            if old is not None:
+                spec_dirs.check_beside(path, old, force=False)
             click.echo(f'unchanged "{escape(path)}": the host is as it was', err=True)
             return
         if changed:
@@ -59,10 +67,10 @@ def refresh(
     inventory = generator.discover(chosen)
     cdi_generate.warn(inventory)
     spec = generator.document(chosen, inventory)
-    old = _load(path)
     problems = generator.problems(inventory)
     if old is not None and problems:
         _keep_what_is_better(path, old, spec, problems)
+    spec_dirs.check_beside(path, spec, force=force)
     text = cdi_generate.encode(spec, format_, inventory)
     has_changed = cdi_generate.save(path, text)
     stamp.write(

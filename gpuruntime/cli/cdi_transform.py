@@ -10,7 +10,7 @@ from cdi import transform as paths
 from cdi.errors import CdiError
 from cdi.transform import Side
 from cdi.wire import Spec
-from gpuruntime.cli import spec_files
+from gpuruntime.cli import spec_dirs, spec_files
 from gpuruntime.cli.output import write_stdout
 from gpuruntime.errors import ConfigError, SpecError, escape
 from gpuruntime.trusted_files import may_trust
@@ -39,7 +39,10 @@ def transform() -> None:
 @click.option(
     "--output", default="-", show_default=True, help='File to write, "-" for standard output.'
 )
-def root(old: str, new: str, relative_to: Side, source: str, output: str) -> None:
+@click.option(
+    "--force", is_flag=True, help="Write it even if another file defines the same devices."
+)
+def root(old: str, new: str, relative_to: Side, source: str, output: str, *, force: bool) -> None:
     """Put one directory in place of another in the paths of a spec.
 
     Only what is that directory or below it changes: /run/nv is not a part of /run/nvidia. With
@@ -63,7 +66,9 @@ def root(old: str, new: str, relative_to: Side, source: str, output: str) -> Non
     if output in ("", "-"):
         write_stdout(generate.encode(after, "yaml"))
     else:
-        _save(after, output if output.endswith(_ENDINGS) else f"{output}.yaml")
+        path = output if output.endswith(_ENDINGS) else f"{output}.yaml"
+        spec_dirs.check_beside(path, after, force=force)
+        _save(after, path)
 
 
 def _save(spec: Spec, path: str) -> None:

@@ -6,30 +6,40 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict
+from itertools import permutations
 
 import click
 
-from cdi import store
+from cdi import conflicts, store
 from cdi import validate as checks
 from cdi.errors import CdiError
 from cdi.registry import ENDINGS
 from cdi.validate import SpecFinding
+from gpuruntime.cli import spec_dirs
 from gpuruntime.cli.output import write_stdout
-from gpuruntime.errors import escape
+from gpuruntime.errors import SpecError, escape
+
+# Also what consumers pass over, for a wrong ending.
+_SPECS = (*ENDINGS, ".yml")
 
 
 @click.command()
 @click.option("--strict", is_flag=True, help="Fail on warnings too.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects.")
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
-def validate(files: tuple[str, ...], *, strict: bool, as_json: bool) -> None:
+@click.argument("places", nargs=-1, metavar="[FILE|DIR]...")
+def validate(places: tuple[str, ...], *, strict: bool, as_json: bool) -> None:
     """Check CDI specs, naming every problem of each FILE; "-" is standard input.
 
-    An error keeps a spec from loading. A warning does not: the spec is against the prose of the
-    format, unsafe, or not understood by every consumer. The exit status is 1 if there is an error
-    or, with --strict, a warning.
+    Of a DIR the files are checked that consumers read, and without arguments those of the spec
+    directories. Files of a spec directory are also compared with those beside them.
+
+    An error keeps a spec, or a device that two files define, from being used. A warning does not:
+    the spec is against the prose of the format, unsafe, or not understood by every consumer. The
+    exit status is 1 if there is an error or, with --strict, a warning.
     """
+    directories, files = _sorted_out(places)
     found = [(name, finding) for name in files for finding in _findings(name)]
+    found += _conflicts(directories, files)
     write_stdout(_to_json(found) if as_json else "".join(_line(*pair) for pair in found))
     errors = sum(finding.severity == "error" for _, finding in found)
     warnings = len(found) - errors
@@ -37,6 +47,47 @@ def validate(files: tuple[str, ...], *, strict: bool, as_json: bool) -> None:
     click.echo(f"{_count(len(files), 'file')}: {counts}", err=True)
     if errors or (strict and warnings):
         click.get_current_context().exit(1)
+
+
+def _sorted_out(places: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """Return the directories to look for conflicts in, and the files to check."""
+    directories, files = [], []
+    for place in places or filter(os.path.isdir, spec_dirs.in_force()):
+        if place != "-" and os.path.isdir(place):
+            directories.append(place)
+            files += _names(place)
+            continue
+        files.append(place)
+        beside = os.path.dirname(os.path.abspath(place))
+        if place != "-" and spec_dirs.are_read(beside):
+            directories.append(beside)
+    return directories, files
+
+
+def _names(directory: str) -> list[str]:
+    """Return the paths of the specs in *directory*; raise SpecError if it cannot be read."""
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError as error:
+        raise SpecError(
+            f'cannot read "{directory}": {error.strerror}', "name a directory that can be read"
+        ) from error
+    return [os.path.join(directory, name) for name in names if name.endswith(_SPECS)]
+
+
+def _conflicts(directories: list[str], files: list[str]) -> list[tuple[str, SpecFinding]]:
+    """Return for each of *files* which other file takes devices from it, and which to remove."""
+    by_path = {os.path.abspath(name): name for name in files if name != "-"}
+    found = []
+    for conflict in spec_dirs.conflicts_in(directories):
+        for path, other in permutations((conflict.stale, conflict.kept)):
+            if path in by_path:
+                text = (
+                    f'"{other}" defines {conflicts.some(conflict.names)} too, which resolves '
+                    f'nowhere then: remove "{conflict.stale}"'
+                )
+                found.append((by_path[path], SpecFinding(None, "error", "conflict", "", text)))
+    return found
 
 
 def _count(number: int, noun: str) -> str:

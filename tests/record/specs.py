@@ -97,7 +97,8 @@ def _refreshed(recorder: Recorder) -> None:
         ("other-options", ("--separate-hooks",)),
         ("back", ()),
         ("force", ("--force",)),
-        ("json", ("--output", "/var/run/cdi/other.json", "--device", "0")),
+        # Beside the other spec, of which it has a device.
+        ("json", ("--output", "/var/run/cdi/other.json", "--device", "0", "--force")),
         ("bad", ("--device", "77")),
         ("nowhere", ("--output", "/proc/nowhere/x.yaml")),
     ):

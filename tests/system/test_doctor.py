@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import os
 import py_compile
 import re
 import struct
@@ -820,6 +821,28 @@ def test_specs_that_nobody_reads(host: Host, path: str, check: str, what: str) -
     host.spec(path)
     (finding,) = found(host, check)
     assert (finding.status, what in finding.what) == ("warn", True)
+
+
+@pytest.mark.parametrize(
+    ("paths", "stale"),
+    [
+        (("/etc/cdi/nvidia.json", "/etc/cdi/nvidia-toolkit.json"), 0),
+        # What the unit writes would come again.
+        (("/var/run/cdi/nvidia.yaml", "/var/run/cdi/toolkit.yaml"), 1),
+    ],
+)
+def test_two_specs_that_take_devices_from_each_other(
+    host: Host, paths: tuple[str, str], stale: int
+) -> None:
+    """Each is good by itself: both are named, and the one to remove."""
+    host.remove("/etc/cdi/nvidia.json")
+    for at_s, path in enumerate(paths, 1_700_000_000):
+        host.spec(path)
+        os.utime(host.at(path), (at_s, at_s))
+    (finding,) = found(host, "specs")
+    assert finding.status == "fail"
+    assert finding.what.startswith(f'"{paths[stale]}" and "{paths[1 - stale]}" both define "')
+    assert finding.action == f'remove "{paths[stale]}"'
 
 
 def test_a_spec_for_the_numbers_of_another_boot(host: Host) -> None:

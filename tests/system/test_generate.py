@@ -579,6 +579,37 @@ def test_refresh_keeps_what_a_broken_driver_lacks() -> None:
     assert (owner, fifo, kind) == ("0", "0", "regular file")
 
 
+def test_two_documented_commands_leave_the_devices_there() -> None:
+    """The second writer names the file of the first, writes nothing, and the names resolve."""
+    refresh = GENERATE.replace("cdi generate", "cdi refresh")
+    cli = f"'{TREE}/.venv/bin/gpuruntime'"
+    done = on_host(
+        f"""REFRESH="{refresh}"
+        eval "$REFRESH --output /etc/cdi/nvidia.json" 2>/dev/null
+        eval "$GENERATE --output /etc/cdi/nvidia.yaml"; echo $?
+        {cli} cdi list 2>/dev/null | head -1; ls /etc/cdi
+        # A program that looks at nothing, as the incumbent's.
+        cp /etc/cdi/nvidia.json /etc/cdi/other.json
+        eval "$REFRESH --output /etc/cdi/nvidia.json"; echo $?
+        eval "$REFRESH --force --output /etc/cdi/nvidia.json" 2>/dev/null; echo $?
+        {cli} cdi list 2>/dev/null; {cli} doctor --check specs
+        """
+    )
+    lines = done.stdout.splitlines()
+    assert lines[:6] == ["1", "nvidia.com/gpu=0", "nvidia.json", "1", "0", lines[5]], done.stderr
+    assert lines[5].startswith('fail  specs           "/etc/cdi/'), lines
+    assert lines[5].endswith('; remove "/etc/cdi/nvidia.json"'), lines
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    why = (
+        'defines "nvidia.com/gpu=0" and 16 more too, and engines resolve no device that two files '
+        "of one directory define"
+    )
+    assert errors == [
+        f'error: spec: cannot write "/etc/cdi/nvidia.yaml": "/etc/cdi/nvidia.json" {why}',
+        f'error: spec: cannot write "/etc/cdi/nvidia.json": "/etc/cdi/other.json" {why}',
+    ]
+
+
 def test_refresh_keeps_a_good_spec() -> None:
     """A GPU that fell off the bus, or a driver that is half gone, is no reason to write less."""
     refresh = GENERATE.replace("cdi generate", "cdi refresh") + " --output /run/cdi/nvidia.json"

@@ -8,13 +8,13 @@ import posixpath
 import stat
 from collections.abc import Iterator, Sequence
 
-from cdi import generate, registry, version, yamlio
+from cdi import conflicts, generate, registry, version, yamlio
 from cdi.errors import CdiError
 from cdi.registry import ENDINGS, Registry
 from cdi.wire import Edits, Hook, Spec
 from gpuruntime import config as settings
 from gpuruntime import probes
-from gpuruntime.cli import stamp
+from gpuruntime.cli import spec_dirs, stamp
 from gpuruntime.cli import system_devices as devices
 from gpuruntime.cli.checks import driver_checks, engine_files, readers
 from gpuruntime.cli.checks.examined_machine import ExaminedMachine
@@ -140,11 +140,19 @@ def _elsewhere(machine: ExaminedMachine, wanted: Sequence[str]) -> Iterator[Note
 def files(machine: ExaminedMachine) -> Iterator[Note]:
     """See whether each spec can be used: its name, its content, who may read and write it."""
     specs = load_specs(machine)
-    for path, errors in specs.errors.items():
-        error = errors[0]
+    for file in specs.files:
+        if file.error is not None:
+            yield fail(
+                f'"{_name(machine, file.path)}" is not used: {file.error.category}: {file.error}',
+                f'run "gpuruntime cdi validate {_name(machine, file.path)}" and correct it',
+            )
+    maintained = [_place(machine, path) for path in spec_dirs.MAINTAINED]
+    for conflict in conflicts.find(specs.files, maintained):
+        stale, kept = _name(machine, conflict.stale), _name(machine, conflict.kept)
         yield fail(
-            f'"{_name(machine, path)}" is not used: {error.category}: {error}',
-            f'run "gpuruntime cdi validate {_name(machine, path)}" and correct it',
+            f'"{stale}" and "{kept}" both define {conflicts.some(conflict.names)}: what two files '
+            "of one directory define resolves nowhere",
+            f'remove "{stale}"',
         )
     for directory in machine.config.spec_dirs:
         for name in machine.names(directory):

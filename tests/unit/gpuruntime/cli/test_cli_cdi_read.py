@@ -71,8 +71,8 @@ def test_list_prints_names_and_warns_of_the_rest(specs: Path) -> None:
     assert (ran.returncode, ran.stdout) == (0, "v.com/c=a\nv.com/c=d\n")
     warnings = ran.stderr.splitlines()
     assert f'"{specs}/high/broken.json" is not used: no-devices' in warnings[0]
-    assert '"v.com/c=b" does not resolve: defined more than once' in warnings[1]
-    assert f'"{specs}/low/one.json", "{specs}/low/two.json"' in warnings[1]
+    assert 'both define "v.com/c=b", which resolve nowhere: remove' in warnings[1]
+    assert f'"{specs}/low/one.json" and "{specs}/low/two.json"' in warnings[1]
     assert warnings[2] == "found 2 CDI devices"
 
 

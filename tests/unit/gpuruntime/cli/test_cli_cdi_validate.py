@@ -108,7 +108,6 @@ def test_standard_input_is_a_file_too() -> None:
     ("kind", "told"),
     [
         ("missing", "error: syntax: cannot read it: No such file or directory"),
-        ("directory", "error: syntax: not a regular file"),
         ("fifo", "error: syntax: not a regular file"),
         ("device", "error: syntax: not a regular file"),
         ("huge", "error: syntax: larger than"),
@@ -130,9 +129,7 @@ def test_what_is_no_spec_is_one_clean_line(tmp_path: Path, kind: str, told: str)
         "bomb": bomb.encode(),
         "control": GOOD.encode() + b'"\\e[31m": 1\n',
     }
-    if kind == "directory":
-        path.mkdir()
-    elif kind == "fifo":
+    if kind == "fifo":
         os.mkfifo(path)
     elif kind == "device":
         path.symlink_to("/dev/zero")
@@ -190,6 +187,6 @@ def test_a_full_disk_is_an_error(specs: Path) -> None:
     assert done.stderr.startswith("error: runtime: cannot write to standard output: No space left")
 
 
-def test_without_a_file_it_is_a_usage_error() -> None:
-    """It does not wait for standard input."""
-    assert run().returncode == 2
+def test_without_a_file_it_does_not_wait_for_standard_input() -> None:
+    """It checks the spec directories."""
+    assert "-:" not in run(stdin="[").stdout
