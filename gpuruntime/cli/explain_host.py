@@ -12,6 +12,7 @@ from typing import Any
 from cdi.complete import in_user_namespace
 from cdi.registry import Registry
 from gpuruntime import slowpath
+from gpuruntime.cli import interpreter
 from gpuruntime.config import Config
 from gpuruntime.log import Log
 from gpuruntime.model import Inventory
@@ -31,7 +32,7 @@ class ExplainHost(ShimHost):
 
     def __init__(self, config: Config) -> None:
         log = Log(None, json_format=False)
-        super().__init__(config, sys.executable, launcher(), log, saved=None)
+        super().__init__(config, interpreter.of_slow_path(), launcher(), log, saved=None)
         self.inventory: Inventory | None = None
         self.specs: Registry | None = None
         self.notes: list[str] = []
@@ -43,7 +44,7 @@ class ExplainHost(ShimHost):
         question = {"driver root": root, "deadline_s": deadline_s}
 
         def discover() -> Any:  # noqa: ANN401 (JSON)
-            return slowpath.ask(sys.executable, "discover", question, deadline_s)
+            return slowpath.ask(self._cli_python, "discover", question, deadline_s)
 
         read = None
         if not fresh and self._config["health"] != "nvml":

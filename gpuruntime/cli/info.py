@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ import click
 
 from cdi.complete import in_user_namespace
 from gpuruntime import __version__, slowpath
+from gpuruntime.cli import interpreter
 from gpuruntime.cli import system_devices as devices
 from gpuruntime.cli.checks import driver_checks, engine_files, readers, specs
 from gpuruntime.cli.checks.examined_machine import ExaminedMachine
@@ -140,7 +140,7 @@ def _inventory(machine: ExaminedMachine) -> tuple[dict[str, Any] | None, str]:
     deadline_s = config["discovery-timeout"]
     question = {"driver root": config.driver_root or "/", "deadline_s": deadline_s}
     try:
-        answer = slowpath.ask(sys.executable, "discover", question, deadline_s)
+        answer = slowpath.ask(interpreter.of_slow_path(), "discover", question, deadline_s)
         return inventory_json.encode(inventory_of(answer)), ""
     except GpuRuntimeError as error:
         return None, str(error)

@@ -342,6 +342,7 @@ def use(root: Root) -> None:
         assert found == [*DEVICES, "ModifyDeviceFiles: 0"], (name, found)
     assert 'compiled for "/usr/bin/python3"' in seen["doctor"], seen["doctor"]
     assert "modes.jit-cdi.driver-capabilities" in seen["config"], seen["config"]
+    assert seen["failed commands"] == {}, seen["failed commands"]
     assert seen["completion"] == "generate\n", seen["completion"]
     written = set(root.names()) ^ set(before)
     assert all(path.startswith("run/gpuruntime") for path in written), written

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import commands
 import scenario
 import shared
 
@@ -50,7 +51,7 @@ def main() -> None:
         found: dict[str, object] = {"containers": containers(top)}
     finally:
         shutil.rmtree(top)
-    scenario.run("gpuruntime", "runtime", "configure", "--runtime", "containerd", "--dry-run")
+    found["failed commands"] = commands.run_all()
     found["completion"] = scenario.run("bash", "-c", COMPLETE).stdout
     found["config"] = scenario.run("gpuruntime", "config", "show").stdout
     found["doctor"] = scenario.run("gpuruntime", "doctor", check=False).stdout

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import json
 import os
+import site
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from shim_host import PROGRAM, ShimHost
+from shim_host import PROGRAM, TREE, ShimHost
 
 from gpuruntime import __version__
 from gpuruntime.snapshots import inventory_json
@@ -84,6 +85,38 @@ def test_a_test_can_load_it(tmp_path: Path) -> None:
     assert spec["path"] == "/etc/cdi/nvidia.yaml"
     assert spec["driver_versions"] == [inventory.driver.version]
     assert any("195:255 /dev/nvidiactl" in line for line in told["devices"])
+
+
+@pytest.mark.system("unshare")
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (("info",), "inventory_problem: -\n"),
+        (("explain", "-e", "NVIDIA_VISIBLE_DEVICES=0"), "/dev/nvidia0"),
+    ],
+)
+def test_the_driver_is_asked_as_from_a_package(
+    tmp_path: Path, words: tuple[str, ...], shown: str
+) -> None:
+    """There the program runs with an interpreter that does not know where gpuruntime is."""
+    library = tmp_path / "lib"
+    library.mkdir()
+    for name in ("cdi", "gpuruntime", "hooks"):
+        (library / name).symlink_to(TREE / name)
+    (library / "venv").symlink_to(sys.prefix)
+    program = tmp_path / "gpuruntime"
+    program.write_text(
+        f"#!{os.path.realpath(sys.executable)} -ISB\nimport sys\n"
+        f"sys.path += {[str(library), *site.getsitepackages()]!r}\n"
+        "from gpuruntime.cli.main import main\nmain()\n"
+    )
+    program.chmod(0o755)
+    for name in ("gpu-container-runtime", "gpu-cdi-hook"):
+        (tmp_path / name).symlink_to(Path(PROGRAM).with_name(name))
+    with ShimHost(tmp_path, "--gpus", "1") as host:
+        done = host.run(str(program), *words)
+    assert done.returncode == 0, done.stderr
+    assert shown in done.stdout
 
 
 @pytest.mark.system("unshare")

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every command of an installation with arguments that work on any host with a GPU, run once.
+
+A command of the command line that is missing here fails tests/unit/gpuruntime/test_commands.py.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+WORK = "/run/commands"
+OURS = "gpuruntime"
+CONFIG = {"ociVersion": "1.0.2", "process": {"args": ["true"], "cwd": "/"}, "root": {"path": "r"}}
+# Words, in an order in which each has what it needs.
+COMMANDS: tuple[tuple[str, ...], ...] = (
+    (OURS, "cdi", "generate"),
+    (OURS, "cdi", "generate", "--output", f"{WORK}/one.json"),
+    (OURS, "cdi", "refresh", "--output", f"{WORK}/two.yaml"),
+    (OURS, "cdi", "refresh", "--output", f"{WORK}/two.yaml"),
+    (OURS, "cdi", "list", "--spec-dir", WORK, "--verbose"),
+    (OURS, "cdi", "validate"),
+    (OURS, "cdi", "validate", f"{WORK}/one.json"),
+    (OURS, "cdi", "diff", f"{WORK}/one.json", f"{WORK}/one.json"),
+    (OURS, "cdi", "inject", "--device", "nvidia.com/gpu=0"),
+    (OURS, "cdi", "transform", "root", "--input", f"{WORK}/one.json", "--to", "/host"),
+    (OURS, "driver", "list"),
+    (OURS, "doctor"),
+    (OURS, "doctor", "--check", "files"),
+    (OURS, "explain", "-e", "NVIDIA_VISIBLE_DEVICES=0"),
+    (OURS, "explain", "--gpus", "all", "--json"),
+    (OURS, "info"),
+    (OURS, "info", "--json"),
+    *(
+        (OURS, "runtime", "configure", "--runtime", engine, "--dry-run")
+        for engine in ("containerd", "crio", "docker", "podman")
+    ),
+    (OURS, "system", "create-device-nodes", "--all", "--dry-run"),
+    (OURS, "system", "create-device-nodes", "--all"),
+    (OURS, "system", "create-dev-char-symlinks", "--create-all"),
+    (OURS, "system", "create-dev-char-symlinks"),
+    (OURS, "config", "default"),
+    (OURS, "config", "show"),
+    (OURS, "config", "check"),
+    (OURS, "config", "set", "nvidia-container-runtime.log-level=debug"),
+    (OURS, "config", "compile"),
+    ("nvidia-ctk", "cdi", "list"),
+    ("nvidia-ctk", "system", "create-dev-char-symlinks", "--dry-run"),
+    ("nvidia-container-cli", "info"),
+    ("nvidia-container-cli", "list"),
+    ("gpu-container-runtime", "--version"),
+    ("gpu-container-runtime-hook", "--help"),
+    ("gpu-cdi-hook", "--help"),
+)
+# Its status says what it has found, which is not about the installation.
+_ANY_STATUS = ("doctor",)
+_LOST = "Traceback (most recent call last)"
+
+
+def run_all() -> dict[str, str]:
+    """Run COMMANDS and return command → what it said, of those that failed."""
+    Path(WORK).mkdir(exist_ok=True)
+    failed = {}
+    for words in COMMANDS:
+        done = subprocess.run(
+            words,
+            input=json.dumps(CONFIG),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        said = done.stdout + done.stderr
+        is_good = done.returncode == 0 or words[1] in _ANY_STATUS
+        if not is_good or _LOST in said or "did not answer" in said or "No module" in said:
+            failed[" ".join(words)] = f"status {done.returncode}: {said[-500:]}"
+    return failed

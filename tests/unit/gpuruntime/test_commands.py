@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make test-install` runs every command of the command line, of the README and of the docs."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from gpuruntime.cli import container_cli
+from gpuruntime.cli.main import root
+
+TREE = Path(__file__).parents[3]
+sys.path.append(str(TREE / "tests" / "scenarios"))
+import commands  # noqa: E402 (a program of the tests)
+
+# Kept for programs that call it; there is nothing that it could do so far.
+NOT_RUN = {("nvidia-container-cli", "configure")}
+
+
+def leaves(command: click.Command, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Yield the words of each command that is no group."""
+    if not isinstance(command, click.Group):
+        yield words
+        return
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        child = command.get_command(context, name)
+        assert child is not None
+        yield from leaves(child, (*words, name))
+
+
+def test_every_command_is_run_from_an_installation() -> None:
+    """A command that was tested from the checkout only did not work from the package."""
+    there = {
+        *leaves(root, ("gpuruntime",)),
+        *leaves(container_cli.root, ("nvidia-container-cli",)),
+    }
+    assert len(there) > 15
+    missing = {
+        words
+        for words in there - NOT_RUN
+        if not any(run[: len(words)] == words for run in commands.COMMANDS)
+    }
+    assert missing == set()
+
+
+def test_what_the_documents_call_is_a_command() -> None:
+    """So that it is one of those above."""
+    texts = [path.read_text() for path in (TREE / "README.md", *(TREE / "docs").rglob("*.md"))]
+    called = {
+        tuple(found.split())
+        for text in texts
+        for found in re.findall(r"(?m)^(?:\$ |# )?(gpuruntime [a-z]+ [a-z][a-z-]+)\b", text)
+    }
+    assert len(called) > 5
+    there = set(leaves(root, ("gpuruntime",)))
+    for words in called:
+        starts = {leaf[:3] for leaf in there} | {leaf for leaf in there if len(leaf) == 2}
+        assert words in starts or words[:2] in starts, words
