@@ -12,7 +12,7 @@ import click
 from cdi import diff, document, store, yamlio
 from cdi.errors import CdiError
 from cdi.wire import Edits, Spec
-from gpuruntime.cli import cdi_generate, generator, spec_dirs, stamp
+from gpuruntime.cli import cdi_generate, features, generator, idle, spec_dirs, stamp
 from gpuruntime.errors import ConfigError, SpecError, escape
 
 _VERSION = re.compile(r"\.[0-9][0-9.]*\Z")
@@ -44,12 +44,17 @@ def refresh(
 
     A good spec stays as it is if the driver does not answer, if a device of it cannot be had, or
     if another file of the directory defines the same devices: then the exit status is 1. The
-    options are those of "cdi generate".
+    options are those of "cdi generate". Without a GPU, a driver and a spec there is nothing to do.
     """
     if output in ("", "-"):
         raise ConfigError("standard output cannot be refreshed", 'name a file with "--output"')
     chosen = generator.checked(**given)
     path, format_ = cdi_generate.target(output, format_)
+    # A spec that is there, of a GPU that is not, is worth an error.
+    is_of_driver = chosen.mode not in features.MODES and not os.path.lexists(path)
+    if is_of_driver and (nothing := idle.reason(chosen.driver_root)):
+        click.echo(nothing, err=True)
+        return
     old = _load(path)
     known = stamp.read(path)
     if known is not None:

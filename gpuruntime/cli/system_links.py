@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 import click
 
+from gpuruntime.cli import idle, system_modules, system_nodes
 from gpuruntime.cli import system_devices as devices
-from gpuruntime.cli import system_modules, system_nodes
 from gpuruntime.cli.system_devices import CAPS, NVIDIA, UVM, PlannedNode
 from gpuruntime.errors import GpuRuntimeError, escape
 from gpuruntime.system.replace import replace_link
@@ -92,7 +92,7 @@ def create_dev_char_symlinks(
 
     A symlink that resolves to the right device is left alone; any other is replaced. A file of
     another type with such a name is left alone as well: the other symlinks are created, and the
-    exit status is 1.
+    exit status is 1. With --create-all, nothing is created on a host without a GPU or a driver.
     """
     for name, given in (
         ("--load-kernel-modules", load_kernel_modules),
@@ -100,6 +100,9 @@ def create_dev_char_symlinks(
     ):
         if given and not create_all:
             click.echo(f"warning: {name} is ignored without --create-all", err=True)
+    if create_all and (nothing := idle.reason(driver_root)):
+        click.echo(nothing, err=True)
+        return
     if create_all and load_kernel_modules:
         system_modules.load(driver_root, dry_run=dry_run, say=_say)
     if create_all:

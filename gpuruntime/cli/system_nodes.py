@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import click
 
+from gpuruntime.cli import idle, system_modules
 from gpuruntime.cli import system_devices as devices
-from gpuruntime.cli import system_modules
 from gpuruntime.cli.system_devices import PlannedNode
 from gpuruntime.errors import DiscoveryError, GpuRuntimeError, escape
 
@@ -69,8 +69,12 @@ def create_device_nodes(
     """Create the driver's missing device nodes, with the numbers that its modules registered.
 
     An existing node is left alone. If it belongs to another device, or is not a device node, the
-    other nodes are created nevertheless, and the exit status is 1.
+    other nodes are created nevertheless, and the exit status is 1. On a host without a GPU or a
+    driver, there is nothing to create.
     """
+    if nothing := idle.reason(driver_root or "/"):
+        click.echo(nothing, err=True)
+        return
     if load_kernel_modules:
         system_modules.load(driver_root or "/", dry_run=dry_run, say=_say)
     known = devices.majors(devices.read("/proc/devices"))

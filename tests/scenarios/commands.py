@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every command of an installation with arguments that work on any host with a GPU, run once.
 
-A command of the command line that is missing here fails tests/unit/gpuruntime/test_commands.py.
+A command of the command line that is missing here fails tests/unit/gpuruntime/cli/test_commands.py.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("nvidia-container-cli", "info"),
     ("nvidia-container-cli", "list"),
     ("gpu-container-runtime", "--version"),
-    ("gpu-container-runtime-hook", "--help"),
     ("gpu-cdi-hook", "--help"),
 )
 # Its status says what it has found, which is not about the installation.

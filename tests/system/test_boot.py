@@ -16,6 +16,7 @@ UNITS = TREE / "packaging" / "systemd"
 NAMES = sorted(
     path.name for path in UNITS.iterdir() if path.suffix in (".service", ".path", ".timer")
 )
+RULES = "71-gpuruntime.rules"
 REFRESH = "gpuruntime-cdi-refresh.service"
 # As `systemd-analyze security` counts: 0 is nothing to be afraid of, 10 is all.
 MAX_EXPOSURE = 1.5
@@ -170,6 +171,45 @@ def test_a_fresh_boot_has_all_nodes(host: ShimHost) -> None:
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
     assert nodes(host) == expected
     assert host.create(asking("NVIDIA_VISIBLE_DEVICES=all")).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("mount -t tmpfs none /sys/bus/pci/devices", "has no GPU"),
+        ("rm -r /usr/lib/*-linux-gnu/lib*nvidia* /usr/lib/*-linux-gnu/libcuda*", "not installed"),
+    ],
+    ids=["no GPU", "no driver"],
+)
+@pytest.mark.parametrize("unit", ["gpuruntime-nodes.service", REFRESH])
+def test_a_unit_with_nothing_to_do_does_not_fail(
+    host: ShimHost, unit: str, script: str, why: str
+) -> None:
+    """Each command that it calls says so in a line; the module is not loaded in either case."""
+    host.shell(
+        f"rm -r /dev/nvidia* /dev/dri; {script}; grep -v nvidia /proc/devices > /run/devices;"
+        "mount --bind /run/devices /proc/devices; mount -t tmpfs none /proc/driver/nvidia"
+    )
+    commands = re.findall(
+        r"^ExecStart=/usr/bin/gpuruntime (.*)$", (UNITS / unit).read_text(), re.MULTILINE
+    )
+    assert commands
+    for command in commands:
+        done = host.run(PROGRAM, *command.split())
+        assert (done.returncode, len(done.stderr.splitlines()), done.stdout) == (0, 1, ""), done
+        assert why in done.stderr or "no device nodes" in done.stderr
+    assert host.shell("ls /run/cdi 2>/dev/null; ls /dev | grep nvidia || true") == ""
+
+
+def test_nothing_is_started_again_and_again_without_the_driver() -> None:
+    """Neither each minute nor with each package; udev starts them when the module comes."""
+    (rule,) = re.findall(
+        r'^ACTION=="add", SUBSYSTEM=="module".*$', (UNITS / RULES).read_text(), re.MULTILINE
+    )
+    for name in NAMES:
+        if not name.endswith(".service"):
+            assert "\nConditionPathExists=/sys/module/nvidia\n" in (UNITS / name).read_text()
+            assert re.search(rf"[ \"]{name}[ \"]", rule)
 
 
 def test_control_nodes_in_the_order_of_the_incumbent(host: ShimHost) -> None:

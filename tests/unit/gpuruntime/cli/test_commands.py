@@ -13,7 +13,7 @@ import click
 from gpuruntime.cli import container_cli
 from gpuruntime.cli.main import root
 
-TREE = Path(__file__).parents[3]
+TREE = Path(__file__).parents[4]
 sys.path.append(str(TREE / "tests" / "scenarios"))
 import commands  # noqa: E402 (a program of the tests)
 
