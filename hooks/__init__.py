@@ -12,7 +12,14 @@ def _tell(kind: type[BaseException], error: BaseException, trace: object) -> Non
     program = "".join(sys.argv[1:2]).rpartition("/")[2]
     why = f"{kind.__name__}: {str(error)[:500]}".rstrip(": ")
     hint = "allow the runtime 64 MiB of address space (ulimit -v), or install gpuruntime again"
-    sys.stderr.write(f"{program}: runtime: cannot load the hook: {why}\nhint: {hint}\n")
+    text = f"{program}: runtime: cannot load the hook: {why}\nhint: {hint}"
+    sys.stderr.write(f"{text}\n")
+    try:
+        from gpuruntime.snapshots import hook_log  # noqa: PLC0415 (what is missing may be this)
+
+        hook_log.record(text, 1)
+    except Exception:  # noqa: BLE001 (it has been said)
+        return
 
 
 if sys.argv[:1] == ["-c"]:

@@ -248,5 +248,9 @@ def _leave(text: str, status: int) -> None:
     _signal.signal(_signal.SIGALRM, lambda *_: os._exit(status))
     _signal.setitimer(_signal.ITIMER_REAL, GRACE_S)
     say(text)
+    if text:
+        from gpuruntime.snapshots import hook_log  # noqa: PLC0415 (most hooks say nothing)
+
+        hook_log.record(text, status)
     # Nothing is buffered, and Python's own end would take longer than many a step.
     os._exit(status)

@@ -22,13 +22,14 @@ from gpuruntime.cli.output import write_stdout
 from gpuruntime.config import DEFAULTS
 from gpuruntime.errors import GpuRuntimeError, escape
 from gpuruntime.formats import driver_version
-from gpuruntime.snapshots import inventory_json
+from gpuruntime.snapshots import hook_log, inventory_json
 from gpuruntime.snapshots.inventory_snapshot import inventory_of
 
 FORMAT = 1
 _PROGRAMS = ("runc", "crun", "containerd", "dockerd", "podman", "crio", "systemctl")
 _OURS = ("gpu-container-runtime", "gpu-container-runtime-hook", "gpu-cdi-hook")
 _MAX_PROGRAM_BYTES = 1 << 20
+_MAX_MESSAGES = 20
 SLOWER = (
     "Python: every call is slower, and a hook starts in its caller's environment; "
     'for the native launcher install by a package, the bundle or "make install"'
@@ -45,7 +46,8 @@ def info(*, as_json: bool, no_driver: bool) -> None:
     """Print versions, the config in force, the driver, its devices, cgroups, CDI specs, engines.
 
     To be sent with a bug report. There is no variable of the environment in it and nothing of a
-    container; UUIDs of GPUs, names of files and numbers of devices are.
+    container but the last messages of hooks, which may name a file of one; UUIDs of GPUs, names
+    of files and numbers of devices are.
     """
     found = collect(ExaminedMachine("/", os.environ), ask_driver=not no_driver)
     if as_json:
@@ -91,6 +93,7 @@ def collect(machine: ExaminedMachine, *, ask_driver: bool) -> dict[str, Any]:
         },
         "specs": list(_specs(machine)),
         "runtimes": list(_runtimes(machine)),
+        "hook_messages": (machine.read(hook_log.PATH) or "").splitlines()[-_MAX_MESSAGES:],
     }
 
 

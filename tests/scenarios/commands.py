@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every command of an installation with arguments that work on any host with a GPU, run once.
 
-A command of the command line that is missing here fails tests/unit/gpuruntime/cli/test_commands.py.
+A command of the command line without a row here fails test_commands.py of tests/unit.
 """
 
 from __future__ import annotations

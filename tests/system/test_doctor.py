@@ -1063,3 +1063,23 @@ class TestSimulated:
         assert told["status"] == "fail"
         assert "podman 4.2.0 reads up to 0.4.0" in told["what"]
         assert "--max-spec-version 0.4.0" in told["action"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "status", "what"),
+    [
+        ([], "ok", "none has said anything"),
+        (["T1 warned gpu-cdi-hook: warning: no b"], "ok", "the last warning, at T1: gpu-cdi-hook"),
+        (
+            ["T1 failed hook: old", "T2 failed hook: mount: no room", "T2 failed hint: do"],
+            "warn",
+            "at T2 a hook failed: hook: mount: no room",
+        ),
+    ],
+)
+def test_what_hooks_have_said(host: Host, lines: list[str], status: str, what: str) -> None:
+    """An engine with crun has shown an exit status, and nothing else."""
+    if lines:
+        host.file("/run/gpuruntime/hook-failures.log", "".join(f"{line}\n" for line in lines))
+    (finding,) = found(host, "hook-messages")
+    assert (finding.status, what in finding.what) == (status, True), finding

@@ -12,11 +12,13 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from effort import tries
 from scenarios.machine import SCENARIOS
 from scenarios.scenario import make_root
 
+from gpuruntime.snapshots import hook_log
 from gpuruntime.system import seccomp
 
 pytestmark = pytest.mark.system("runc")
@@ -520,23 +523,68 @@ def container(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(
-    container: Path, *command: str, resources: dict[str, Any], options: tuple[str, ...] = ()
+    container: Path,
+    *command: str,
+    resources: dict[str, Any],
+    options: tuple[str, ...] = (),
+    runtime: str = "runc",
+    stage: str = "createContainer",
 ) -> subprocess.CompletedProcess[str]:
-    """Start the container with the hook *command*, within *resources*."""
+    """Start the container by *runtime* with the hook *command*, within *resources*."""
     path = container / "config.json"
     config = json.loads(path.read_text())
     config["process"].update(terminal=False, args=["/bin/busybox", "echo", "started"])
     config["root"]["readonly"] = False
     config["linux"]["resources"] = resources
     entry = {"path": command[0], "args": list(command), "env": ["A=b"]}
-    config["hooks"] = {"createContainer": [entry]}
+    config["hooks"] = {stage: [entry]}
     path.write_text(json.dumps(config))
     name = f"gpuruntime-process-{os.getpid()}"
     return subprocess.run(
-        ["runc", "run", "--bundle", str(container), *options, name],
+        [runtime, "run", "--bundle", str(container), *options, name],
         capture_output=True, text=True, check=False, timeout=PATIENCE_S,
         stdin=subprocess.DEVNULL,
     )  # fmt: skip
+
+
+@pytest.fixture
+def kept() -> Iterator[Path]:
+    """Return the log of hooks, whose directory is there, as where gpuruntime is installed."""
+    log = Path(hook_log.PATH)
+    log.parent.mkdir(mode=0o755)
+    yield log
+    shutil.rmtree(log.parent)
+
+
+@pytest.mark.parametrize("stage", ["createContainer", "createRuntime", "prestart"])
+@pytest.mark.parametrize(
+    "runtime", ["runc", pytest.param("crun", marks=pytest.mark.system("runc", "crun"))]
+)
+def test_what_a_hook_says_is_kept(container: Path, kept: Path, runtime: str, stage: str) -> None:
+    """Crun drops both; the log is the host's in each of the namespaces where hooks run."""
+    how = {"resources": {}, "runtime": runtime, "stage": stage}
+    done = start(container, str(HOOK), "of-a-later-version", **how)
+    assert (done.returncode, done.stdout) == (0, "started\n"), done.stderr
+    done = start(container, str(HOOK), "update-container", "--link", "bad", **how)
+    assert (done.returncode != 0, done.stdout) == (True, "")
+    warned, failed, hint = (row[1:] for row in hook_log.parse(kept.read_text()))
+    there = "gpu-cdi-hook: warning: there is no hook "
+    assert warned == ("warned", f'{there}"of-a-later-version", nothing is done')
+    assert failed[0] == hint[0] == "failed"
+    assert '"bad" is not TARGET::LINK' in failed[1]
+    assert hint[1].startswith("hint: ")
+    # The control: the engine is told by runc alone.
+    assert ("is not TARGET::LINK" in done.stderr) is (runtime == "runc")
+
+
+def test_what_keeps_a_hook_from_being_loaded_is_kept(kept: Path) -> None:
+    """It is said before there is any hook."""
+    code = f"import sys; sys.path.append({str(TREE)!r}); import hooks; raise ImportError('no x')"
+    done = call(TREE, *PYTHON, code, "/usr/bin/gpu-cdi-hook")
+    assert done.returncode == 1
+    rows = [f"{text}\n" for _, _, text in hook_log.parse(kept.read_text())]
+    assert "".join(rows) == done.stderr
+    assert rows[0] == "gpu-cdi-hook: runtime: cannot load the hook: ImportError: no x\n"
 
 
 def test_ns_02_a_root_that_is_not_pivoted(container: Path) -> None:

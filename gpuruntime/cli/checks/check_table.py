@@ -24,6 +24,7 @@ CHECKS: dict[str, Check] = {
     "params": nodes.params,
     "config": toolkits.config,
     "snapshot": toolkits.snapshot,
+    "hook-messages": toolkits.hook_messages,
     "spec-dirs": specs.directories,
     "specs": specs.files,
     "spec-fresh": specs.fresh,

@@ -15,6 +15,7 @@ from gpuruntime.cli.checks.finding import Note, fail, ok, warn
 from gpuruntime.configfile import check
 from gpuruntime.configfile import file as files
 from gpuruntime.errors import ConfigError
+from gpuruntime.snapshots import hook_log
 from gpuruntime.snapshots.inventory_snapshot import SNAPSHOT, InventorySnapshot
 from gpuruntime.snapshots.storage import RUN_DIRECTORY
 from gpuruntime.trusted_files import may_trust
@@ -222,6 +223,29 @@ def _fits(machine: ExaminedMachine) -> bool:
 
 def _never() -> object:
     raise AssertionError
+
+
+def hook_messages(machine: ExaminedMachine) -> Iterator[Note]:
+    """See what hooks have said last, which an engine with crun does not show."""
+    status = machine.status(hook_log.PATH)
+    text = machine.read(hook_log.PATH)
+    if status is not None and text is None:
+        yield ok(f'"{hook_log.PATH}" can be read by root only')
+        return
+    said = hook_log.parse(text or "")
+    failed = [(when, what) for when, word, what in said if word == hook_log.FAILED]
+    if failed:
+        # The first line of the last failure; the next is its hint.
+        when, what = next(row for row in failed if row[0] == failed[-1][0])
+        yield warn(
+            f"at {when} a hook failed: {what}",
+            f'read "{hook_log.PATH}", and remove it when that is mended',
+        )
+    elif said:
+        when, _, what = said[-1]
+        yield ok(f"none has failed; the last warning, at {when}: {what}")
+    else:
+        yield ok("none has said anything")
 
 
 def bytecode(machine: ExaminedMachine) -> Iterator[Note]:
