@@ -186,6 +186,10 @@ class Driver(Record):
         self.files = files
         self.problems = problems
 
+    def has_program(self, name: str) -> bool:
+        """Return whether the program *name* is one of the files."""
+        return any(file.container_path.endswith(f"/{name}") for file in self.files)
+
 
 class Inventory(Record):
     """One machine: its driver, its GPUs with their nodes, its control nodes.

@@ -29,10 +29,12 @@ from gpuruntime.oci.bundle import Bundle
 from gpuruntime.plan import from_inventory, injection
 from gpuruntime.plan.injection import Injection
 from gpuruntime.request import parse, requirements
+from gpuruntime.request.capabilities import UTILITY
 from gpuruntime.request.container import Container, Ignored
 from gpuruntime.request.parse import Request
 
 NO_DEVICE = "no device"
+_SMI = "nvidia-smi"
 _NOT_MET = "requirements not met: "
 _MODE = "nvidia-container-runtime.mode"
 
@@ -194,6 +196,8 @@ def _say_host(report: Report, request: Request, host: ExplainHost) -> None:
         ]
     if host.inventory is not None:
         report.notes += [*host.inventory.problems, *host.inventory.driver.problems]
+        if UTILITY in request.extras.capabilities and not host.inventory.driver.has_program(_SMI):
+            report.notes.append(f'no "{_SMI}" was found on this host: the container has none')
     report.requirements = [
         _requirement(text, request, host.inventory) for text in request.extras.requirements
     ]

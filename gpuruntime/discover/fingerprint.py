@@ -83,7 +83,7 @@ def plan(
                 for name in (places.CUDA_NAME, places.NVML_NAME)
             ),
         ],
-        "programs": [probes.IDENTITY, _programs(root)],
+        "programs": [probes.IDENTITY, _programs(root, libraries)],
         "other files": [probes.IDENTITY, _existing(others)],
         "firmware path": [probes.CONTENT, _firmware_paths(root, sys)],
         "device nodes": [probes.NODES, [f"{dev}{path}" for path in _CONTROL_NODES]],
@@ -165,9 +165,11 @@ def _loader_configuration(root: user_space.DriverRoot) -> list[str]:
     return _existing(root.host_path(path) for path in places.loader_configuration(root))
 
 
-def _programs(root: user_space.DriverRoot) -> list[str]:
+def _programs(root: user_space.DriverRoot, libraries: Iterable[str]) -> list[str]:
     """Return the directories of programs, and the driver's that are in them."""
     directories = [root.host_path(path) for path in places.BINARIES]
+    for where, directory in map(root.around, _have_driver(libraries)):
+        directories += [where.host_path(path) for path in places.programs_beside(directory)]
     names = [row.name for row in driver_table.BINARIES]
     files = (f"{directory}/{name}" for directory in directories for name in names)
     return [*_existing(directories), *_there(files)]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     # A directory: the root to resolve it in, and its path there.
     Place = tuple[DriverRoot, str]
 
+_BIN = "/usr/bin"
 _RUN = ("/run", "/var/run")
 MPS_DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108 (where MPS has it, unless told otherwise)
 # Where Debian has the libraries of one of several drivers.
@@ -61,18 +62,25 @@ class Finder:
     def binaries(self) -> None:
         """Find each program where PATH finds it first, and there the container has it.
 
-        Whatever chain of alternatives leads to the file.
+        Whatever chain of alternatives leads to the file. Else beside the libraries, where no PATH
+        of an image leads: then the container has it in /usr/bin.
         """
+        usual = [(self._root, path, path) for path in search_paths.BINARIES]
+        beside = [
+            (root, path, _BIN)
+            for root, libraries in self._directories
+            for path in search_paths.programs_beside(libraries)
+        ]
         for row in driver_table.BINARIES:
-            if not any(self._binary(row, directory) for directory in search_paths.BINARIES):
+            if not any(self._binary(row, *place) for place in (*usual, *beside)):
                 self._private(row)
 
-    def _binary(self, row: driver_table.Row, directory: str) -> bool:
-        path = f"{directory}/{row.name}"
-        real = self._file(self._root, path)
-        if not real or not self._root.is_executable(real):
+    def _binary(self, row: driver_table.Row, root: DriverRoot, directory: str, there: str) -> bool:
+        """Add the program *row* in *directory*, *there* in the container; return whether it is one."""
+        real = self._file(root, f"{directory}/{row.name}")
+        if not real or not root.is_executable(real):
             return False
-        self._add(self._root, row, real, path)
+        self._add(root, row, real, f"{there}/{row.name}")
         return True
 
     def configurations(self, search_path: Sequence[str], data_dirs: str) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import posixpath
+import re
 
 from gpuruntime.discover.root import Directory, DriverRoot, normal
 from gpuruntime.errors import LdcacheError
@@ -54,6 +55,7 @@ _LIBRARIES = (
     "/run/opengl-driver-32/lib",
     "/",
 )
+_LIBRARY_DIRECTORY = re.compile(r"lib(32|64|x32)?\Z")
 # Where PATH finds programs; the last are of NixOS.
 BINARIES = (
     "/usr/local/sbin",
@@ -174,6 +176,22 @@ def _configured(root: DriverRoot, path: str, seen: set[str]) -> list[str]:
                     found += _configured(root, included, seen)
                 seen.add(posixpath.dirname(pattern) if "*" in pattern else pattern)
     return [path for path in found if path.startswith("/")]
+
+
+def programs_beside(libraries: str) -> list[str]:
+    """Return where a driver with its *libraries* in that directory can have its programs.
+
+    That is "bin" beside "lib", "lib64" and the like, or else beside the directory, or in it. None
+    of BINARIES is returned.
+    """
+    prefix = libraries
+    while prefix not in ("", "/") and not _LIBRARY_DIRECTORY.match(posixpath.basename(prefix)):
+        prefix = posixpath.dirname(prefix)
+    if prefix in ("", "/"):
+        found = [libraries, posixpath.join(posixpath.dirname(libraries), "bin")]
+    else:
+        found = [posixpath.join(posixpath.dirname(prefix), "bin")]
+    return [path for path in found if path != "/" and path not in BINARIES]
 
 
 def loader_configuration(root: DriverRoot) -> list[str]:

@@ -1083,3 +1083,10 @@ def test_what_hooks_have_said(host: Host, lines: list[str], status: str, what: s
         host.file("/run/gpuruntime/hook-failures.log", "".join(f"{line}\n" for line in lines))
     (finding,) = found(host, "hook-messages")
     assert (finding.status, what in finding.what) == (status, True), finding
+
+
+def test_a_host_without_nvidia_smi(host: Host) -> None:
+    """Users start with it, and take its absence for that of the GPU."""
+    host.remove("/usr/bin/nvidia-smi")
+    (finding,) = found(host, "files")
+    assert (finding.status, 'no "nvidia-smi"' in finding.what) == ("warn", True)

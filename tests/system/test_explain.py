@@ -344,6 +344,25 @@ def test_devices_that_the_engine_adds() -> None:
     assert '"void"' in told["reasons"][-1]["why"]
 
 
+@pytest.mark.parametrize(
+    ("before", "capability", "said"),
+    [
+        ("rm /usr/bin/nvidia-smi", "utility", True),
+        ("rm /usr/bin/nvidia-smi", "compute", False),
+        ("true", "utility", False),
+    ],
+)
+def test_a_host_without_nvidia_smi(before: str, capability: str, said: bool) -> None:
+    """Where it is asked for; users take its absence for that of the GPU."""
+    script = f"""
+    {before}
+    '{PROGRAMS[0]}' explain --json -e {VISIBLE}=0 -e NVIDIA_DRIVER_CAPABILITIES={capability}
+    """
+    told = json.loads(on_host("sh", "-euc", script))
+    note = 'no "nvidia-smi" was found on this host: the container has none'
+    assert (told["error"], note in told["notes"]) == (None, said)
+
+
 def test_the_page_shows_what_is_printed() -> None:
     """Readers compare theirs with it."""
     text = PAGE.read_text()

@@ -27,6 +27,7 @@ _PCI = "/sys/bus/pci/devices"
 _NVIDIA = "0x10de"
 _DISPLAY, _BRIDGE = "0x03", "0x0680"
 _ROOT_KEY = "nvidia-container-cli.root"
+_SMI = "nvidia-smi"
 _LOOK = 'look for NVRM and Xid lines in "dmesg"'
 # A daemon: its socket below /run, its program, the name of its service.
 _DAEMONS = (
@@ -219,7 +220,13 @@ def files(machine: ExaminedMachine) -> Iterator[Note]:
         yield fail(what, "install the driver again")
     for problem in found.problems:
         yield warn(problem, "install that part of the driver, if containers are to have it")
-    if not damaged and not found.problems:
+    if not found.has_program(_SMI):
+        yield warn(
+            f'there is no "{_SMI}", so containers have none: it was looked for where PATH leads, '
+            "and beside the driver's libraries",
+            'install it with the driver, in "/usr/bin" or in "bin" beside the libraries',
+        )
+    elif not damaged and not found.problems:
         yield ok(f"{len(found.libraries)} libraries, {len(found.files)} other files")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from driver_roots import COMPUTE, VERSION, Tree, elf
 
+from gpuruntime.discover import fingerprint, search_paths
 from gpuruntime.discover.user_space import DriverRoot, find_driver
 from gpuruntime.model import Driver
 from gpuruntime.plan import gpu_edits
@@ -185,6 +186,37 @@ def test_without_graphics_no_icd_is_missed(tmp_path: Path) -> None:
     tree = Tree(tmp_path / "root")
     tree.libraries(LIBRARIES, COMPUTE)
     assert found(tree).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("libraries", "programs"),
+    [
+        ("/var/lib/nvidia/lib64", "/var/lib/nvidia/bin"),
+        ("/usr/local/nvidia/lib", "/usr/local/nvidia/bin"),
+        ("/opt/nv/lib/x86_64-linux-gnu", "/opt/nv/bin"),
+        ("/opt/nvidia/550/libraries", "/opt/nvidia/550/bin"),
+        ("/opt/NVIDIA-Linux-x86_64-550", "/opt/NVIDIA-Linux-x86_64-550"),
+    ],
+)
+def test_a_program_is_beside_the_libraries(tmp_path: Path, libraries: str, programs: str) -> None:
+    """In the container it is where PATH leads; one on the host's PATH goes before."""
+    tree = Tree(tmp_path / "root")
+    tree.libraries(libraries)
+    tree.file("/etc/ld.so.conf", f"{libraries}\n")
+    path = f"{programs}/nvidia-smi"
+    tree.file(path, elf(None), 0o755)
+    assert paths(tree, "binary") == {"/usr/bin/nvidia-smi": path}
+    said = fingerprint.plan(str(tree.path), str(tree.path))["programs"][1]
+    assert f"{tree.path}{path}" in said
+    tree.file("/usr/local/bin/nvidia-smi", elf(None), 0o755)
+    assert paths(tree, "binary") == {"/usr/local/bin/nvidia-smi": "/usr/local/bin/nvidia-smi"}
+
+
+@pytest.mark.parametrize("libraries", ["/usr/lib64", "/usr/lib/x86_64-linux-gnu/nvidia/current"])
+def test_usual_libraries_add_no_place_for_programs(libraries: str) -> None:
+    """The host is asked about each place in every create."""
+    assert search_paths.programs_beside(libraries) == []
+    assert search_paths.programs_beside("/") == []
 
 
 def test_a_program_is_where_path_finds_it(tree: Tree) -> None:
