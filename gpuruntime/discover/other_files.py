@@ -76,7 +76,7 @@ class Finder:
                 self._private(row)
 
     def _binary(self, row: driver_table.Row, root: DriverRoot, directory: str, there: str) -> bool:
-        """Add the program *row* in *directory*, *there* in the container; return whether it is one."""
+        """Add the program *row* of *directory* as one in *there*; return whether it exists."""
         real = self._file(root, f"{directory}/{row.name}")
         if not real or not root.is_executable(real):
             return False

@@ -11,7 +11,14 @@ import pytest
 
 TREE = Path(__file__).parents[2]
 COLD = {
-    *("cdi/advice.py", "cdi/annotations.py", "cdi/diff.py", "cdi/generate.py", "cdi/inject.py"),
+    *(
+        "cdi/advice.py",
+        "cdi/annotations.py",
+        "cdi/conflicts.py",
+        "cdi/diff.py",
+        "cdi/generate.py",
+        "cdi/inject.py",
+    ),
     *("cdi/reasons.py", "cdi/store.py", "cdi/transform.py", "cdi/validate.py", "cdi/wire.py"),
     "cdi/yamlio.py",
     *("gpuruntime/__main__.py", "gpuruntime/formats/toml_source.py"),

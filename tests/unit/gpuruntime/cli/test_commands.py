@@ -4,19 +4,16 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
+from scenarios import commands
 
 from gpuruntime.cli import container_cli
 from gpuruntime.cli.main import root
 
 TREE = Path(__file__).parents[4]
-sys.path.append(str(TREE / "tests" / "scenarios"))
-import commands  # noqa: E402 (a program of the tests)
-
 # Kept for programs that call it; there is nothing that it could do so far.
 NOT_RUN = {("nvidia-container-cli", "configure")}
 

@@ -66,7 +66,8 @@ def test_search_paths_are_in_place_of_the_usual(host: Path) -> None:
     assert probes.changed(state) == []
     host_trees.write(host / "mine/libnvidia-encode.so.1.2")
     host_trees.write(host / "data/vulkan/icd.d/nvidia.json")
-    assert probes.changed(state) == ["library directories", "other files"]
+    # Programs are searched for beside the libraries as well.
+    assert probes.changed(state) == ["library directories", "programs", "other files"]
 
 
 def test_links_of_a_root_are_its_own(host: Path) -> None:
