@@ -71,11 +71,10 @@ def main(cli_python: str) -> None:
     it lacks, its own device and inode, argv[0], the arguments. *cli_python* is the interpreter
     behind the slow path.
     """
-    _, number, identity, launcher, *arguments = sys.argv
+    _, flags, identity, launcher, *arguments = sys.argv
     # Until the command line is read there is no log to write to.
     log = Log(None, json_format=False)
     try:
-        flags = int(number)
         command = argv.parse(arguments)
         log = Log(command.log, json_format=command.log_format == "json")
         saved = SavedGrants()
@@ -91,9 +90,9 @@ def main(cli_python: str) -> None:
 
             host = ShimHost(config, cli_python, launcher, log, saved)
             outcome = inject(command, config, host, log, runtime)
-            if outcome.is_news(flags):
+            if outcome.is_news(int(flags)):
                 _instruct(outcome, config, saved, (launcher, identity), log)
-        _restore(flags)
+        _restore(int(flags))
         lowlevel.execute(runtime, arguments)
     except GpuRuntimeError as error:
         log.error(f"{os.path.basename(launcher)}: {error.lines()}")
