@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 SOURCES := $(shell find cdi gpuruntime hooks -name '*.py')
 
 .PHONY: help setup packages needs-root demo check test test-all lint style types imports prepared unit conformance perf bench fuzz races mutants record \
-  test-newer-engines test-switch clean driver-root install uninstall deb test-install \
+  test-newer-engines test-switch clean driver-root image-packages install uninstall deb test-install \
   bundle wheel release
 
 help: ## list the targets
@@ -76,6 +76,7 @@ CHECK_CONTAINER = tests/system/test_runc.py::test_a_runc_container_on_cgroup_v1_
 # What tests share; without it they make it themselves.
 prepared: setup
 	@$(BIN)/python tests/prepare.py
+	@$(BIN)/python tests/image_packages.py || echo 'prepared: tests of explain --rootfs on packages are skipped' >&2
 
 # Lint and what tests share at once, then a worker more than cores, because many tests wait. A worker has all
 # tests of a file, and first those that take long (tests/conftest.py).
@@ -137,6 +138,9 @@ record: needs-root setup ## what machines read of a checkout's programs: make re
 
 driver-root: setup ## unpack NVIDIA's real user space: make driver-root VERSION=550 or VERSION=535
 	@$(BIN)/python tests/simhost/fetch_driver.py '$(or $(VERSION),550)'
+
+image-packages: setup ## unpack C libraries of distributions, for tests of explain --rootfs
+	@$(BIN)/python tests/image_packages.py
 
 # Where systemd and udev look: below /usr and /usr/local; for another PREFIX name a place that they know.
 PREFIX ?= /usr/local

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from cdi.wire import OciConfig
-from gpuruntime.cli import explain_docker, explain_report, explain_text
+from gpuruntime.cli import explain_docker, explain_image, explain_report, explain_text
 from gpuruntime.cli.explain_docker import Options
 from gpuruntime.cli.explain_host import ExplainHost
 from gpuruntime.cli.output import write_stdout
@@ -58,6 +58,7 @@ class Text(Bundle):
 @click.argument("file", required=False)
 @click.option("--bundle", "-b", metavar="DIR", help="Explain the config.json of this bundle.")
 @click.option("--config-json", metavar="FILE", help='Explain this config.json; "-" reads stdin.')
+@explain_image.options
 @_like_docker
 @click.option("--config", metavar="FILE", help="The config.toml.  [default: the one in force]")
 @click.option("--mode", default="", metavar="MODE", help="A mode in place of the config's.")
@@ -81,8 +82,20 @@ def explain(
 
     The container is a bundle, a config.json (FILE, "-" or standard input), or what docker would
     make of options like its own. The exit status is 1 if it would not start.
+
+    With --rootfs or --image, print what the image needs of the driver, what of that the container
+    does not ask for, and what would not load. The exit status is 1 if GPU work would fail.
     """
+    rootfs, image = docker_options.pop("rootfs"), docker_options.pop("image")
     options = Options(**docker_options)
+    images = [name for name in (rootfs, image) if name is not None]
+    if images:
+        if len(images) + sum(name is not None for name in (file, bundle, config_json)) > 1:
+            raise click.UsageError("give one of --rootfs, --image, FILE, --config-json, --bundle")
+        explain_image.print_report(
+            rootfs, image, options, config, as_json=as_json, verbose=verbose
+        )
+        return
     inputs = [name for name in (file, bundle, config_json) if name is not None]
     if len(inputs) + (options != Options()) > 1:
         raise click.UsageError(

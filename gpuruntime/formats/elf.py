@@ -137,12 +137,12 @@ class _Header:
         return rows, _read(self.read_at, offset, length)
 
 
-def read(source: bytes | BinaryIO) -> Elf:
+def read(source: bytes | BinaryIO | Reader) -> Elf:
     """Return what the ELF file *source* says of itself.
 
     Only program headers are used, as the loader does: section headers may be stripped. A file is
-    read by seek and read, and stays open. Raises `ElfError` for anything malformed; what the
-    file's own read raises is passed on.
+    read by seek and read, and stays open; a function is called as by `read_section`. Raises
+    `ElfError` for anything malformed; what the source's own read raises is passed on.
     """
     header = _Header(_reader(source))
     layout = header.layout
@@ -176,13 +176,21 @@ def read_section(read_at: Reader, name: bytes, kind: int) -> bytes | None:
 
     *read_at* returns what there is of so many bytes at an offset.
     """
+    place = find_section(read_at, name, kind)
+    if place is None:
+        return None
+    offset, length = place
+    if length > MAX_SECTION_BYTES:
+        raise ElfError(f"a section of {length} bytes")
+    return _read(read_at, offset, length)
+
+
+def find_section(read_at: Reader, name: bytes, kind: int) -> tuple[int, int] | None:
+    """Return offset and length of what `read_section` would read; raise ElfError."""
     rows, names = _Header(read_at).sections()
     for name_at, row_kind, offset, length in rows:
-        if row_kind != kind or names[name_at : name_at + len(name) + 1] != name + b"\0":
-            continue
-        if length > MAX_SECTION_BYTES:
-            raise ElfError(f"a section of {length} bytes")
-        return _read(read_at, offset, length)
+        if row_kind == kind and names[name_at : name_at + len(name) + 1] == name + b"\0":
+            return offset, length
     return None
 
 
@@ -257,11 +265,13 @@ def _read_name(read_at: Reader, at: int, room: int) -> str:
     raise ElfError("a name that does not end")
 
 
-def _reader(source: bytes | BinaryIO) -> Reader:
+def _reader(source: bytes | BinaryIO | Reader) -> Reader:
     """Return a function of offset and length that reads what there is of *source*."""
     if isinstance(source, bytes):
         data = source
         return lambda offset, length: data[offset : offset + length]
+    if callable(source):
+        return source
     file = source
 
     def read_at(offset: int, length: int) -> bytes:

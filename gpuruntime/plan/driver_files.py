@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from gpuruntime.model import Library
 
-_ABIS_OF_32_BIT = ("i386", "x32", "arm-hard-float", "arm-soft-float")
+ABIS_OF_32_BIT = ("i386", "x32", "arm-hard-float", "arm-soft-float")
 
 
 def select(driver: Driver, wanted: Collection[str]) -> Driver:
@@ -26,7 +26,7 @@ def select(driver: Driver, wanted: Collection[str]) -> Driver:
     libraries = [
         library
         for library in driver.libraries
-        if capabilities.COMPAT32 in names or library.abi not in _ABIS_OF_32_BIT
+        if capabilities.COMPAT32 in names or library.abi not in ABIS_OF_32_BIT
     ]
     by_soname = {(library.abi, library.soname): library for library in libraries}
     chosen = [library for library in libraries if library.capability in names]
@@ -51,7 +51,7 @@ def left_out(driver: Driver, chosen: Driver) -> dict[str, int]:
     there = {library.host_path for library in chosen.libraries}
     there |= {file.host_path for file in chosen.files}
     missing = [
-        capabilities.COMPAT32 if library.abi in _ABIS_OF_32_BIT else library.capability
+        capabilities.COMPAT32 if library.abi in ABIS_OF_32_BIT else library.capability
         for library in driver.libraries
         if library.host_path not in there
     ]

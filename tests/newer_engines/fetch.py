@@ -75,7 +75,7 @@ def fetch(suite: str) -> None:
     top.mkdir(parents=True, exist_ok=True)
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
         raise fetch_driver.FetchError("this machine has no apt", "run it on Debian")
-    apt = fetch_driver.Apt(top / "apt", fetch_driver._machine_source(), suite)
+    apt = fetch_driver.Apt(top / "apt", fetch_driver.machine_source(), suite)
     failure = apt.update()
     if failure:
         raise fetch_driver.FetchError(f"apt-get update: {failure}", "check the network")

@@ -166,7 +166,7 @@ def make_base(root: str) -> None:
 
 def sources(suite: str) -> str:
     """Return the entry of apt's sources for *suite*, of where this machine's own packages are."""
-    source = fetch_driver._machine_source()
+    source = fetch_driver.machine_source()
     signed = f"Signed-By: {source.signed_by}\n" if source.signed_by else ""
     return f"Types: deb\nURIs: {source.uris}\nSuites: {suite}\nComponents: main\n{signed}"
 

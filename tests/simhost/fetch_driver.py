@@ -107,7 +107,7 @@ def fetch(branch: str) -> tuple[str, Path]:
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
         raise FetchError("this machine has no apt", "run it on Debian")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or CHECKOUT / "build" / "cache")
-    source = _machine_source()
+    source = machine_source()
     own = [suite for suite in SUITES if suite in source.suites]
     failures = []
     for suite in dict.fromkeys([*own, *SUITES]):
@@ -199,7 +199,7 @@ class Apt:
         )
 
 
-def _machine_source() -> Source:
+def machine_source() -> Source:
     """Return the entry of the machine's sources that the distribution itself comes from."""
     codename = ""
     for line in Path("/etc/os-release").read_text().splitlines():

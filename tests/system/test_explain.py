@@ -23,6 +23,7 @@ PROGRAMS = tuple(
     str(TREE / ".venv/bin" / name) for name in ("gpuruntime", "gpu-container-runtime")
 )
 HOST = ("--gpus", "4", "--mig", "3:2")
+IMAGES = 'import image_trees, pathlib; image_trees.of_the_page(pathlib.Path("/tmp/images"))'
 # Runs inside: explains and creates each of the cases on stdin, and prints what came of it.
 PROGRAM = """
 import hashlib, json, os, pathlib, subprocess, sys
@@ -372,6 +373,7 @@ def test_the_page_shows_what_is_printed() -> None:
         [
             "ln -s /bin/true /usr/local/bin/runc-of-the-page",
             "mkdir -p /etc/gpuruntime; cat > /etc/gpuruntime/config.toml",
+            f"PYTHONPATH='{TREE}/tests' '{sys.executable}' -c '{IMAGES}'; cd /tmp/images",
             f'gpuruntime() {{ "{PROGRAMS[0]}" "$@"; }}',
             *(f"{{ {command}\n}} 2>&1; echo ---" for command, _ in shown),
         ]
