@@ -54,6 +54,7 @@ PROVIDERS = frozenset(
     }
 )
 _IN_NAMES = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.+-")
+_INSIDE = ord("x")
 _STEMS = sorted(
     (name for name, row in LIBRARIES.items() if row.capability != NEVER and name[:3] == "lib"),
     key=len,
@@ -248,7 +249,10 @@ def _opened(read_at: Reader, scan: Callable[[int], None]) -> tuple[str, ...]:
         data = tail + chunk
         # What ends with the section may lack its NUL.
         for match in _OPENED.finditer(data if at < end else data + b"\0"):
-            if match.start() == 0 or data[match.start() - 1] not in _IN_NAMES:
+            # What begins a later chunk has been seen in the one before, with what precedes it.
+            is_cut = len(tail) == _OVERLAP_BYTES
+            before = data[match.start() - 1] if match.start() else _INSIDE if is_cut else 0
+            if before not in _IN_NAMES:
                 opened[match[0].decode()] = None
         tail = data[-_OVERLAP_BYTES:]
     return tuple(opened)

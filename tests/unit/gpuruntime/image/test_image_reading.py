@@ -20,6 +20,7 @@ from image_trees import ABI, LOADER, MULTIARCH, Image, elf_file, glibc
 
 from gpuruntime.errors import GpuRuntimeError, RequestError
 from gpuruntime.image import archive, collect, directory
+from gpuruntime.image import elf_file as elf_files
 from gpuruntime.image.collect import Collector
 from gpuruntime.image.contents import Contents
 
@@ -81,6 +82,34 @@ def test_what_is_in_an_image(
     assert contents.empty == {"/usr/lib/libcuda.so.535.1"}
     assert contents.config == {"/etc/ld.so.conf": b"/opt/lib\n"}
     assert (contents.limits, contents.is_complete) == ([], True)
+
+
+@pytest.mark.parametrize("size", [5, 13, 100])
+def test_names_are_seen_across_chunks(
+    size: int, image: Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large .rodata is read in pieces."""
+    monkeypatch.setattr(elf_files, "_CHUNK_BYTES", size)
+    contents = read(image.path)
+    app = contents.binary("/usr/bin/app")
+    assert app is not None
+    assert app.opens == ("libnvcuvid.so.1", "libnvidia-ml.so.1")
+
+
+@pytest.mark.skipif(
+    os.stat("/dev").st_dev == os.stat("/dev/shm").st_dev, reason="/dev/shm is no file system"
+)
+def test_another_file_system_is_left_out_and_said() -> None:
+    """A volume is not of the image, and may be large, or hang."""
+    contents = read(Path("/dev"))
+    assert '"/shm" is not looked at: it is another file system' in contents.limits
+    assert not contents.is_complete
+
+
+def test_a_path_of_links_ends() -> None:
+    """Links of links of many parts would take for ever."""
+    links = {"/short": "x/../" * 100 + "m", "/long": "x/../" * 600 + "m", "/m": "n"}
+    assert [Contents(links=links).resolve(path) for path in ("/short", "/long")] == ["/n", None]
 
 
 def test_the_note_of_forward_compatibility_is_read(tmp_path: Path) -> None:
