@@ -7,8 +7,10 @@ glibc, which is all that the loader compares; with the real packages' layout.
 
 from __future__ import annotations
 
+import atexit
 import platform
 import re
+import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -78,7 +80,9 @@ def symbol(version: str) -> str:
 
 @cache
 def _work() -> Path:
-    return Path(mkdtemp(prefix="image-trees-"))
+    path = Path(mkdtemp(prefix="image-trees-"))
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return path
 
 
 @cache
