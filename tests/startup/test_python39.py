@@ -26,7 +26,7 @@ COLD = {
 }
 COLD_PACKAGES = {
     *("gpuruntime/cli", "gpuruntime/cli/checks", "gpuruntime/configfile"),
-    *("gpuruntime/discover", "gpuruntime/engines"),
+    *("gpuruntime/discover", "gpuruntime/engines", "gpuruntime/image"),
 }
 # Methods and functions that came after 3.9, by name.
 TOO_NEW = {"pairwise", "bit_count", "aiter", "anext", "add_note", "batched"}
