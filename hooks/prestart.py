@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The prestart hook: mount the driver's files that a container asks for into its root.
+"""The prestart hook: bring the driver's files that a container asks for, and missing devices.
 
 OCI runtime config, "hooks", prestart: it runs on the host when the container's namespaces exist
-and its root has not been entered. By then the low-level runtime has set the container's cgroup, so
-no device can be granted any more: the runtime must have done that, and a container without its
-devices is refused.
+and its root has not been entered. Our runtime has put the devices into config.json by then. Where
+it is not in the path (`docker run --gpus` with runc), the low-level runtime has set the
+container's cgroup without them: then the hook binds the nodes, and allows them in that cgroup.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import _signal  # type: ignore[import-not-found]  # signal without enum
 import os
 import posixpath
 
-from cdi.complete import complete
+from cdi.complete import complete, in_user_namespace
+from cdi.edits import has_user_namespace
 from cdi.errors import CdiError
 from gpuruntime import __version__, slowpath
 from gpuruntime import config as settings
@@ -30,7 +31,7 @@ from gpuruntime.oci.bundle import Bundle
 from gpuruntime.plan import from_inventory, sources
 from gpuruntime.request import parse
 from gpuruntime.snapshots import config_snapshot, inventory_snapshot
-from gpuruntime.system import mounts, syscalls
+from gpuruntime.system import device_grant, mounts, syscalls
 from gpuruntime.system.bind import BindMount
 from hooks import options, state, update_container
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from cdi.wire import DeviceNode, Edits, OciConfig
     from gpuruntime.config import Config
     from gpuruntime.request.parse import Request
+    from gpuruntime.system.device_program import Device
     from gpuruntime.system.operation import Operation
     from hooks.options import Given
 
@@ -54,12 +56,14 @@ MAX_PID = 1 << 22
 _COMPAT = {"ldconfig": True, "mount": True, "hook": True, "disabled": False}
 _COMPAT_OF_OLD = "allow-cuda-compat-libs-from-container"
 _ACCESS = frozenset("rwm")
+_NODE_OPTIONS = ("bind", "nosuid", "noexec")
+_NO_CGROUPS = "nvidia-container-cli.no-cgroups"
 # What `missing-gpu = "warn"` lets pass: what is not there, not what may not be had.
 MISSING = (UnresolvedDeviceError, DriverError, DiscoveryError)
 
 
 class NotGrantedError(GpuRuntimeError):
-    """A device that is there, and that the container's config does not have."""
+    """A device that is there, and that neither config.json nor the hook may let it use."""
 
     phase = "device"
 
@@ -67,7 +71,8 @@ class NotGrantedError(GpuRuntimeError):
 class Plan:
     """What is to be done, and in the mount namespace of which process; *bundle* has the root.
 
-    Nothing is done where *warning* says that the container starts without what it asks for.
+    *devices* are those to be allowed in the cgroup of that process. Nothing is done where
+    *warning* says that the container starts without what it asks for.
     """
 
     def __init__(
@@ -76,6 +81,7 @@ class Plan:
         pid: int,
         operations: Sequence[Operation] = (),
         *,
+        devices: Sequence[Device] = (),
         deadline_s: int = 0,
         warning: str = "",
     ) -> None:
@@ -83,22 +89,28 @@ class Plan:
         self.operations = operations
         self.deadline_s = deadline_s
         self.warning = warning
+        self._devices = devices
         self._pid = pid
 
     def enter(self) -> None:
-        """Enter that namespace; raise BundleError if it is not one that the container is to have.
+        """Enter that namespace and allow the devices; raise GpuRuntimeError.
 
-        Nothing is loaded from here on. What tells it from all others is the root: the low-level
-        runtime has mounted that once more, there alone, and has not made it `/` yet.
+        BundleError if it is not a namespace that the container is to have. What tells it from all
+        others is the root: the low-level runtime has mounted that once more, there alone, and has
+        not made it `/` yet. Nothing is loaded from here on.
         """
         pid = self._pid
         mounted = _mounts_on_root(self.bundle)
+        cgroup = None
         try:
             process = os.pidfd_open(pid)
             namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+            host = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+            if self._devices:
+                cgroup = device_grant.cgroup_of(pid)
             # A process that ended meanwhile may have left its number to another.
             _signal.pidfd_send_signal(process, 0)
-            ours, theirs = os.stat("/proc/self/ns/mnt"), os.fstat(namespace)
+            ours, theirs = os.fstat(host), os.fstat(namespace)
             before = os.stat("/")
             if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino):
                 raise _unusable(f"process {pid} is in the mount namespace of this hook")
@@ -110,8 +122,12 @@ class Plan:
             raise _unusable(f"process {pid} has entered a root already")
         if _mounts_on_root(self.bundle) <= mounted:
             raise _unusable(f"process {pid} does not have its root mounted")
-        os.close(process)
-        os.close(namespace)
+        if cgroup is not None:
+            # With less than all the time for systemd, the error can name it.
+            cgroup.allow(self._devices, host, self.deadline_s / 2)
+            cgroup.close()
+        for fd in (process, namespace, host):
+            os.close(fd)
 
 
 def _mounts_on_root(bundle: str) -> int:
@@ -158,7 +174,7 @@ def answer(command: str, given: Given, program: str) -> tuple[str, int]:
 def plan(state_: dict[str, Any], given: Given, cli_python: str) -> Plan | None:
     """Return what the container of the OCI state *state_* is to get, None if it asks for nothing.
 
-    Raises GpuRuntimeError, also where the container's config does not grant its devices.
+    Raises GpuRuntimeError, also where the container can be given its devices by nobody.
     """
     bundle = state.bundle_of(state_)
     document = _read_config(bundle)
@@ -170,12 +186,14 @@ def plan(state_: dict[str, Any], given: Given, cli_python: str) -> Plan | None:
     _require_mode(config)
     pid = _pid_of(state_)
     try:
-        edits = _granted_edits(asked, document, config, cli_python)
+        nodes, edits = _wanted(asked, config, cli_python)
     except MISSING as error:
         if config["missing-gpu"] != "warn":
             raise
         return Plan(bundle, pid, warning=f"starts without what it asks for: {error}")
-    operations: list[Operation] = [
+    devices = _to_allow(nodes, document, config)
+    operations: list[Operation] = _to_bring(nodes, document)
+    operations += [
         BindMount(mount["hostPath"], mount["containerPath"], mount["options"])
         for mount in edits.get("mounts") or ()
     ]
@@ -183,13 +201,14 @@ def plan(state_: dict[str, Any], given: Given, cli_python: str) -> Plan | None:
         words = hook["args"][hook["args"].index(update_container.NAME) + 1 :]
         operations += update_container.plan(update_container.read(words))
     _load_modules(operations)
-    return Plan(bundle, pid, operations, deadline_s=from_inventory.hook_deadline(config))
+    deadline_s = from_inventory.hook_deadline(config)
+    return Plan(bundle, pid, operations, devices=devices, deadline_s=deadline_s)
 
 
-def _granted_edits(asked: Request, document: OciConfig, config: Config, cli_python: str) -> Edits:
-    """Return what of the driver's files *asked* gets; raise GpuRuntimeError.
+def _wanted(asked: Request, config: Config, cli_python: str) -> tuple[list[DeviceNode], Edits]:
+    """Return the device nodes that *asked* gets, and what of the driver's files.
 
-    One of MISSING if there is no such device, and NotGrantedError if *document* does not have it.
+    Raises GpuRuntimeError, one of MISSING if there is no such device.
     """
     inventory, _ = sources.inventory_for(
         asked, lambda *, fresh: inventory_snapshot.of_machine(config, cli_python, fresh=fresh)
@@ -200,8 +219,51 @@ def _granted_edits(asked: Request, document: OciConfig, config: Config, cli_pyth
         _COMPAT_OF_OLD in config.features,
     )
     style = from_inventory.style(config, "/gpu-cdi-hook", cuda_compat=compat)
-    _require_granted(from_inventory.grant(asked, inventory, config, style).edits, document)
-    return from_inventory.driver_edits(asked, inventory, config, style).edits
+    try:
+        edits = complete(from_inventory.grant(asked, inventory, config, style).edits)
+    except CdiError as error:
+        raise UnresolvedDeviceError(
+            f"cannot give a device to the container: {error}",
+            'run "nvidia-modprobe -u -c 0" on the host',
+        ) from error
+    files = from_inventory.driver_edits(asked, inventory, config, style).edits
+    return edits["deviceNodes"], files
+
+
+def _to_allow(nodes: Sequence[DeviceNode], document: OciConfig, config: Config) -> list[Device]:
+    """Return those of *nodes* that the hook has to allow; raise NotGrantedError if it may not."""
+    missing = [node for node in nodes if not may_use(node, document)]
+    if not missing:
+        return []
+    if in_user_namespace({}) and not has_user_namespace(document):
+        # The engine is in it as well: there no low-level runtime can refuse a device either.
+        return []
+    if config[_NO_CGROUPS]:
+        raise _not_granted(
+            missing,
+            f'"{_NO_CGROUPS}" forbids the hook to allow it',
+            f'run "gpuruntime config --set {_NO_CGROUPS}=false --in-place"',
+        )
+    return list(dict.fromkeys(_numbers(node) for node in missing))
+
+
+def _to_bring(nodes: Sequence[DeviceNode], document: OciConfig) -> list[Operation]:
+    """Return what brings those of *nodes* that are missing; raise NotGrantedError."""
+    missing = [node for node in nodes if not has_node(node, document)]
+    if missing and has_user_namespace(document):
+        # Its /dev takes no file of an owner whom the namespace does not have.
+        raise _not_granted(
+            missing, "a hook makes no file in a user namespace of its own", device_grant.HINT
+        )
+    return [
+        BindMount(node.get("hostPath") or node["path"], node["path"], _NODE_OPTIONS)
+        for node in missing
+    ]
+
+
+def _not_granted(nodes: Sequence[DeviceNode], why: str, hint: str) -> NotGrantedError:
+    paths = ", ".join(node["path"] for node in nodes)
+    return NotGrantedError(f"the container may not use {paths}, and {why}", hint)
 
 
 def _load_modules(operations: Iterable[Operation]) -> None:
@@ -256,39 +318,25 @@ def _require_mode(config: Config) -> None:
         )
 
 
-def _require_granted(edits: Edits, document: OciConfig) -> None:
-    """Raise NotGrantedError if *document* does not allow the nodes of *edits*.
-
-    And UnresolvedDeviceError if the host does not have them.
-    """
-    try:
-        nodes = complete(edits)["deviceNodes"]
-    except CdiError as error:
-        raise UnresolvedDeviceError(
-            f"cannot give a device to the container: {error}",
-            'run "nvidia-modprobe -u -c 0" on the host',
-        ) from error
-    missing = [node["path"] for node in nodes if not is_granted(node, document)]
-    if missing:
-        raise NotGrantedError(
-            f"the container may not use {', '.join(missing)}, and a prestart hook cannot give a "
-            "device any more",
-            'run "gpuruntime runtime configure --set-as-default", then restart the engine',
-        )
-
-
-def is_granted(node: DeviceNode, document: OciConfig) -> bool:
-    """Return whether *document* has *node* and lets the container read and write it."""
-    linux = document.get("linux") or {}
-    numbers = node["type"], node.get("major", 0), node.get("minor", 0)
-    there = any(
+def has_node(node: DeviceNode, document: OciConfig) -> bool:
+    """Return whether *document* brings *node* into the container, whatever the cgroup says."""
+    return any(
         device.get("path") == node["path"]
         # "u" is an older word for a character device: mknod(1).
         and (str(device.get("type")).replace("u", "c"), device.get("major"), device.get("minor"))
-        == numbers
-        for device in linux.get("devices") or ()
+        == _numbers(node)
+        for device in (document.get("linux") or {}).get("devices") or ()
     ) or any(_brings(mount, node) for mount in document.get("mounts") or ())
-    return there and {"r", "w"} <= _access(numbers, (linux.get("resources") or {}).get("devices"))
+
+
+def may_use(node: DeviceNode, document: OciConfig) -> bool:
+    """Return whether *document* lets the container read and write *node*, if that is there."""
+    rules = ((document.get("linux") or {}).get("resources") or {}).get("devices")
+    return {"r", "w"} <= _access(_numbers(node), rules)
+
+
+def _numbers(node: DeviceNode) -> Device:
+    return node["type"], node.get("major", 0), node.get("minor", 0)
 
 
 def _brings(mount: dict[str, Any], node: DeviceNode) -> bool:

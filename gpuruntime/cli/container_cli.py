@@ -184,11 +184,18 @@ def _is_32_bit(library: Library) -> bool:
 
 
 @root.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+@click.option("--device", "-d", "asked", cls=CommaOption)
 @click.argument("arguments", nargs=-1)
-def configure(arguments: tuple[str, ...]) -> None:
-    """Refuse: containers are configured by the runtime and its hooks."""
+def configure(asked: tuple[str, ...], arguments: tuple[str, ...]) -> None:
+    """Refuse: containers are configured by the runtime and its hooks.
+
+    `ctr run --gpus` of containerd 1 calls it, in a hook that reads the container's state itself:
+    nothing says here what the container may have.
+    """
     del arguments
+    names = ",".join(asked) or devices.ALL
     raise GpuRuntimeError(
-        f'"{PROGRAM} configure" is not here: a running container cannot be given devices',
-        'start the container with "gpu-container-runtime", or from a CDI spec',
+        f'"{PROGRAM} configure", which "ctr run --gpus" calls, is not here',
+        f'run "ctr run --runc-binary gpu-container-runtime --env NVIDIA_VISIBLE_DEVICES={names} '
+        '..." without --gpus',
     )

@@ -257,7 +257,9 @@ OPTIONS = (
         f"{_CLI}.no-cgroups",
         "bool",
         default=False,
-        doc="nvidia-container-cli leaves the container's cgroup alone.",
+        doc="The prestart hook allows no device in the container's cgroup: a container that "
+        "our runtime has not given its devices is refused.",
+        acts=True,
         sample=False,
     ),
     Option(

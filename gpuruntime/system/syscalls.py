@@ -68,6 +68,8 @@ _NR = {
     "openat2": 437,
     "mount_setattr": 442,
 }
+# Of an older call the number differs.
+_NR_BPF = {"x86_64": 321, "aarch64": 280}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
@@ -218,6 +220,22 @@ def unshare(flags: int) -> None:
 def setns(fd: int, kind: int) -> None:
     """Enter the namespace *fd*, which is of the CLONE_NEW* *kind*; setns(2)."""
     _check(lambda: int(_libc.setns(fd, kind)), f"setns({kind:#x})")
+
+
+def bpf(command: int, name: str, attributes: ctypes.Array[ctypes.c_char]) -> int:
+    """Have the kernel carry out *command*, called *name*; *attributes* may change; bpf(2)."""
+    number = _NR_BPF.get(os.uname().machine)
+    if number is None:
+        raise SyscallError(errno.ENOSYS, f"bpf({name})")
+    arguments = ctypes.c_long(command), attributes, ctypes.c_long(len(attributes))
+    while True:
+        result = int(_syscall(ctypes.c_long(number), *arguments))
+        if result >= 0:
+            return result
+        code = ctypes.get_errno()
+        # EAGAIN: a signal came while it checked a program.
+        if code not in (errno.EINTR, errno.EAGAIN):
+            raise SyscallError(code, f"bpf({name})")
 
 
 def drop_privileges() -> None:

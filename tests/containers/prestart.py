@@ -36,6 +36,7 @@ FIRST_ID = 100000
 SKIP = "nvidia-container-runtime-hook.skip-mode-detection"
 COMPAT_MODE = "nvidia-container-runtime.modes.legacy.cuda-compat-mode"
 COMPAT_OF_OLD = "features.allow-cuda-compat-libs-from-container"
+NO_CGROUPS = "nvidia-container-cli.no-cgroups"
 SECRET = "not for containers"
 
 Prepare = Callable[[Path, dict[str, Any]], None]
@@ -348,7 +349,7 @@ def hook_alone(bench: Bench) -> dict[str, Any]:
         with configured({MODE: mode}):
             found[f"not granted, {mode}"] = bench.case(plain=True)
             found[f"unasked, {mode}"] = bench.case(plain=True, devices=None)
-    with configured({MODE: "legacy", "missing-gpu": "warn"}):
+    with configured({MODE: "legacy", "missing-gpu": "warn", NO_CGROUPS: True}):
         found["not granted, warn"] = bench.case(plain=True)
         found["no such GPU, warn"] = bench.case(plain=True, devices="63")
         found["requirement, warn"] = bench.case(plain=True, more=(REQUIREMENT,))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -22,7 +23,9 @@ import image
 import machine
 from drivers import (
     BIN,
+    CAPABILITY,
     FIRST_ID,
+    OURS,
     TREE,
     Bundle,
     Containerd,
@@ -149,6 +152,7 @@ def docker() -> dict[str, Any]:
             found["legacy"] = {"output": engine.run("1,3"), "calls": recorded(hook)}
         found["gpus"] = {name: gpus_option(engine, hook, name) for name in ("auto", "legacy")}
         found["our hook"] = our_hook(engine, hook, found)
+        found["by runc"] = by_runc(engine, found)
         found["options"] = docker_options(engine, found)
         found["refused"] = refused(engine, found)
         found["life"] = life(engine, found)
@@ -158,9 +162,14 @@ def docker() -> dict[str, Any]:
 def docker_v2() -> dict[str, Any]:
     """Use dockerd where /sys/fs/cgroup is cgroup2 alone."""
     cgroup2_alone()
+    hook = recorder(Path("/usr/bin/nvidia-container-runtime-hook"))
     engine = Docker(WORK)
     with engine.started():
-        return go_all(engine, FEW)
+        found = go_all(engine, FEW)
+        hook.unlink()
+        hook.symlink_to(BIN / "gpu-container-runtime-hook")
+        found["by runc"] = by_runc(engine, found)
+    return found
 
 
 class RemappedDocker(Docker):
@@ -202,24 +211,38 @@ def gpus_option(engine: Docker, hook: Path, mode: str) -> dict[str, Any]:
     return {"output": output, "calls": recorded(hook)}
 
 
-def our_hook(engine: Docker, hook: Path, found: dict[str, Any]) -> dict[str, Any]:
-    """Run containers with docker's own way, where *hook*, which docker looks for, is ours.
+def our_hook(engine: Docker, hook: Path, found: dict[str, Any]) -> str:
+    """Run a container with docker's own way, where *hook*, which docker looks for, is ours.
 
-    By docker's default runtime, which is ours in the legacy mode, and by runc.
+    By docker's default runtime, which is ours in the legacy mode.
     """
     hook.unlink()
     hook.symlink_to(BIN / "gpu-container-runtime-hook")
-    answers = {}
     with nothing_left(found), host_of(Way(None, None, config=LEGACY)):
-        for name, runtime in (("default", ()), ("runc", ("--runtime=runc",))):
-            words = ["--rm", "--network=none", *runtime, "--gpus", '"device=1,3"', image.NAME]
-            done = engine.client("run", *words, *image.LOOK, check=False)
-            answers[name] = {
-                "status": done.returncode,
-                "stdout": done.stdout,
-                "stderr": done.stderr,
-            }
-    return answers
+        words = ["--rm", "--network=none", "--gpus", '"device=1,3"', image.NAME]
+        return engine.client("run", *words, *image.LOOK).stdout
+
+
+def by_runc(engine: Docker, found: dict[str, Any]) -> dict[str, str]:
+    """Run containers with docker's own way by runc; our hook alone has a part in it."""
+    asked = ["--network=none", "--runtime=runc", "--gpus"]
+    # No hook: the engine's own way to bring a node, without which nothing is seen to be refused.
+    bound = ["--network=none", "--runtime=runc", "--volume=/dev/nvidia1:/dev/nvidia1"]
+    look = [image.NAME, *image.LOOK]
+    looks = {}
+    with nothing_left(found), host_of(Way(None, None)):
+        looks["control"] = engine.client("run", "--rm", *bound, *look).stdout
+        looks["two"] = engine.client("run", "--rm", *asked, '"device=1,3"', *look).stdout
+        looks["all"] = engine.client("run", "--rm", *asked, "all", *look).stdout
+        sleep = [image.NAME, "/bin/busybox", "sleep", "1000"]
+        engine.client("run", "-d", "--name=by-runc", *asked, '"device=1,3"', *sleep)
+        looks["exec"] = engine.client("exec", "by-runc", *image.LOOK).stdout
+        engine.client("update", "--restart=no", "--cpu-shares=512", "by-runc")
+        looks["updated"] = engine.client("exec", "by-runc", *image.LOOK).stdout
+        engine.client("restart", "-t", "0", "by-runc")
+        looks["restarted"] = engine.client("exec", "by-runc", *image.LOOK).stdout
+        engine.client("rm", "-f", "by-runc")
+    return looks
 
 
 def docker_options(engine: Docker, found: dict[str, Any]) -> dict[str, str]:
@@ -299,8 +322,26 @@ def docker_waits(devices: str) -> dict[str, Any]:
 def containerd() -> dict[str, Any]:
     """Use containerd with `ctr run --runc-binary`."""
     engine = Containerd(WORK)
+    program = Path("/usr/bin/nvidia-container-cli")
+    program.symlink_to(BIN / "gpuruntime")
     with engine.started():
-        return go_all(engine, FEW)
+        found = go_all(engine, FEW)
+        with nothing_left(found):
+            found["gpus"] = ctr_gpus(engine)
+    return found
+
+
+def ctr_gpus(engine: Containerd) -> dict[str, Any]:
+    """Run a container with ctr's own way to ask for GPUs, and then as the error says to do it."""
+    look = [image.NAME, "gpus", *image.LOOK]
+    done = engine.client("run", "--rm", "--gpus", "1", *look, check=False)
+    found = {"status": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
+    command = re.search(r"ctr run (--runc-binary) \S+ (--env) (\S+) ", done.stderr)
+    if command is not None:
+        binary, env, variable = command.groups()
+        words = [binary, OURS, "--cap-add", CAPABILITY, env, variable]
+        found["as told"] = engine.client("run", "--rm", *words, *look).stdout
+    return found
 
 
 def podman(devices: str, spec: str = SPEC) -> dict[str, Any]:

@@ -122,25 +122,43 @@ def test_the_legacy_mode_gives_docker_containers_devices_and_one_hook(
 
 def test_docker_s_own_option_has_its_files_from_our_hook(found: dict[str, Any]) -> None:
     """With our runtime as docker's default, in the legacy mode: it grants, the hook mounts."""
-    case = found["our hook"]["default"]
-    assert case["status"] == 0, case["stderr"]
-    asked = seen.Seen.parse(case["stdout"])
+    asked = seen.Seen.parse(found["our hook"])
     seen.assert_granted(asked, {1, 3}, found["host"], drm=False)
     seen.assert_driver(asked)
     assert seen.files_for(asked) == {"compute", "utility"}
 
 
-def test_docker_s_own_option_without_our_runtime_fails_before_the_start(
-    found: dict[str, Any],
+@pytest.fixture(params=["v1", "v2"])
+def by_runc(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Return the containers by plain runc, with the host's nodes, on a version of cgroups."""
+    name = {"v1": "found", "v2": "of_v2"}[request.param]
+    of_version: dict[str, Any] = request.getfixturevalue(name)
+    return {**of_version["by runc"], "host": of_version["host"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus"),
+    [
+        ("two", {1, 3}),
+        ("all", set(range(8))),
+        ("exec", {1, 3}),
+        ("updated", {1, 3}),
+        ("restarted", {1, 3}),
+    ],
+)
+def test_docker_s_own_option_works_without_our_runtime(
+    by_runc: dict[str, Any], name: str, gpus: set[int]
 ) -> None:
-    """The hook cannot grant a device: a container that cannot open its GPU must not run."""
-    case = found["our hook"]["runc"]
-    assert case["status"] == 125
-    assert case["stdout"] == ""
-    said = case["stderr"].replace("\\n", "\n").replace("\\", "")
-    assert "nvidia-container-runtime-hook: device: the container may not use /dev/nvidia" in said
-    assert 'hint: run "gpuruntime runtime configure --set-as-default", then restart' in said
-    assert said.count("hint: ") == 1
+    """`docker run --gpus` on a fresh installation; other GPUs stay closed, limits may change."""
+    asked = seen.Seen.parse(by_runc[name])
+    seen.assert_granted(asked, gpus, by_runc["host"], drm=False)
+    seen.assert_driver(asked)
+    assert seen.files_for(asked) == {"compute", "utility"}
+
+
+def test_control_docker_and_runc_alone_open_no_gpu(by_runc: dict[str, Any]) -> None:
+    """The node is there, and the cgroup refuses it."""
+    assert seen.Seen.parse(by_runc["control"]).opened == {"/dev/nvidia1": seen.REFUSED}
 
 
 @pytest.mark.parametrize(

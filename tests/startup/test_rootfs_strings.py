@@ -61,8 +61,22 @@ ALLOWED = {
     # A prestart hook runs on the host, where the numbers of the state are those of /proc.
     ("hooks/prestart.py", "enter", "os.open(f'/proc/{pid}/ns/mnt', os.O_RDONLY | os.O_CLOEXEC)"),
     ("hooks/prestart.py", "enter", "os.stat('/')"),
-    ("hooks/prestart.py", "enter", "os.stat('/proc/self/ns/mnt')"),
+    ("hooks/prestart.py", "enter", "os.open('/proc/self/ns/mnt', os.O_RDONLY | os.O_CLOEXEC)"),
     ("hooks/prestart.py", "enter", "'/proc/'"),
+    # And where it finds the container's cgroup, and tells systemd, in the host's mount namespace.
+    ("gpuruntime/system/device_grant.py", "_open", "open"),
+    ("gpuruntime/system/device_grant.py", "_path_in", "open"),
+    ("gpuruntime/system/device_grant.py", "_path_in", "'/proc/'"),
+    (
+        "gpuruntime/system/device_grant.py",
+        "_open",
+        "os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)",
+    ),
+    ("gpuruntime/system/scope.py", "path_of", "os.path.isdir(_BOOTED)"),
+    ("gpuruntime/system/scope.py", "allow", "os.access(path, os.X_OK)"),
+    ("gpuruntime/system/scope.py", "allow", "os.fork"),
+    ("gpuruntime/system/scope.py", "_execute", "os.open('/dev/null', os.O_RDWR)"),
+    ("gpuruntime/system/scope.py", "_execute", "os.execve"),
     ("gpuruntime/system/bind.py", "execute", "os.path.lexists(self.host_path)"),
     ("hooks/prestart.py", "_load", "os.path.exists(path)"),
     (

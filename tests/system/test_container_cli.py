@@ -26,7 +26,7 @@ def printed(
         *("info", "--load-kmods info --csv", "list", "list --device 1 --libraries --compat32"),
         *("list --device GPU-5f1e0001", "list --ipcs --no-persistenced", "list --device 9"),
         *("list --imex-channel 0", "list --imex-channel x", "configure --pid=1 /x", "--version"),
-        "list --mig-config all",
+        *("list --mig-config all", "configure --device=1 --device=3 --compute --pid=1 /x"),
     )
     script = "\n".join(
         f'"{program}" {command} >/run/out 2>/run/err; echo "$?"; cat /run/out; echo ==; '
@@ -98,7 +98,8 @@ def test_list_is_what_is_asked_for(printed: dict[str, subprocess.CompletedProces
     [
         ("list --device 9", '"9"'),
         ("list --imex-channel x", '"x"'),
-        ("configure --pid=1 /x", "configure"),
+        ("configure --pid=1 /x", "NVIDIA_VISIBLE_DEVICES=all "),
+        ("configure --device=1 --device=3 --compute --pid=1 /x", "NVIDIA_VISIBLE_DEVICES=1,3 "),
     ],
 )
 def test_what_cannot_be_had_is_an_error(

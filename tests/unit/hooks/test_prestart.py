@@ -77,41 +77,52 @@ def test_other_hooks_do_nothing(command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "rules", "granted"),
+    ("rules", "allowed"),
     [
-        ([DEVICE], [NOBODY, RULE], True),
-        ([DEVICE], [RULE], True),
+        ([NOBODY, RULE], True),
+        ([RULE], True),
         # As `--privileged`.
-        ([DEVICE], [{"allow": True, "access": "rwm"}], True),
-        ([DEVICE], [{"allow": True, "type": "a", "access": "rwm"}], True),
-        ([DEVICE], [{"allow": True, "type": "c", "access": "rw"}], True),
-        ([DEVICE], [{**RULE, "major": -1, "minor": -1}], True),
-        ([DEVICE], [{**RULE, "minor": None}], True),
-        ([DEVICE], [{**RULE, "access": "r"}, {**RULE, "access": "w"}], True),
-        ([{**DEVICE, "type": "u"}], [RULE], True),
-        ([], [RULE], False),
-        ([DEVICE], [], False),
-        ([DEVICE], None, False),
-        ([DEVICE], [RULE, NOBODY], False),
-        ([DEVICE], [RULE, {**RULE, "allow": False, "access": "w"}], False),
-        ([DEVICE], [RULE, {"allow": False, "type": "a", "access": "m"}], False),
-        ([DEVICE], [{**RULE, "access": "rm"}], False),
-        ([DEVICE], [{**RULE, "minor": 0}], False),
-        ([DEVICE], [{**RULE, "type": "b"}], False),
-        ([{**DEVICE, "path": "/dev/nvidia0"}], [RULE], False),
-        # Another GPU by the name of this one.
-        ([{**DEVICE, "minor": 0}], [RULE], False),
-        ([{**DEVICE, "type": "b"}], [RULE], False),
-        ([{"path": "/dev/nvidia1"}], [RULE], False),
-        ([DEVICE], [{**RULE, "access": 7}], False),
+        ([{"allow": True, "access": "rwm"}], True),
+        ([{"allow": True, "type": "a", "access": "rwm"}], True),
+        ([{"allow": True, "type": "c", "access": "rw"}], True),
+        ([{**RULE, "major": -1, "minor": -1}], True),
+        ([{**RULE, "minor": None}], True),
+        ([{**RULE, "access": "r"}, {**RULE, "access": "w"}], True),
+        ([], False),
+        (None, False),
+        ([RULE, NOBODY], False),
+        ([RULE, {**RULE, "allow": False, "access": "w"}], False),
+        ([RULE, {"allow": False, "type": "a", "access": "m"}], False),
+        ([{**RULE, "access": "rm"}], False),
+        ([{**RULE, "minor": 0}], False),
+        ([{**RULE, "type": "b"}], False),
+        ([{**RULE, "access": 7}], False),
     ],
 )
-def test_what_the_config_grants(
-    devices: list[dict[str, Any]], rules: list[dict[str, Any]] | None, granted: bool
+def test_which_rules_let_a_node_be_used(
+    rules: list[dict[str, Any]] | None, *, allowed: bool
 ) -> None:
-    """A node and a rule that lets it be read and written."""
-    linux = {"devices": devices, "resources": {"devices": rules}}
-    assert prestart.is_granted(GPU, {"linux": linux}) is granted
+    """Read and written; without such a rule the hook has to allow it."""
+    document = {"linux": {"resources": {"devices": rules}}}
+    assert prestart.may_use(GPU, document) is allowed
+
+
+@pytest.mark.parametrize(
+    ("device", "there"),
+    [
+        (DEVICE, True),
+        ({**DEVICE, "type": "u"}, True),
+        ({**DEVICE, "path": "/dev/nvidia0"}, False),
+        # Another GPU by the name of this one.
+        ({**DEVICE, "minor": 0}, False),
+        ({**DEVICE, "type": "b"}, False),
+        ({"path": "/dev/nvidia1"}, False),
+    ],
+)
+def test_which_devices_are_the_node(device: dict[str, Any], *, there: bool) -> None:
+    """By path and numbers; the hook binds a node that is not there."""
+    assert prestart.has_node(GPU, {"linux": {"devices": [device]}}) is there
+    assert not prestart.has_node(GPU, {"linux": {}})
 
 
 @pytest.mark.parametrize(
@@ -126,20 +137,14 @@ def test_what_the_config_grants(
         ({}, False),
     ],
 )
-def test_what_a_mount_grants(mount: dict[str, str], granted: bool) -> None:
+def test_which_mounts_bring_the_node(mount: dict[str, str], granted: bool) -> None:
     """An engine without root binds the node in place of making one."""
-    linux = {"resources": {"devices": [RULE]}}
-    assert prestart.is_granted(GPU, {"linux": linux, "mounts": [mount]}) is granted
-    # The rule counts as well.
-    assert not prestart.is_granted(GPU, {"mounts": [mount]})
+    assert prestart.has_node(GPU, {"mounts": [mount]}) is granted
 
 
 def test_a_mount_of_a_node_below_another_root() -> None:
     """The host's path is what is mounted."""
     node: DeviceNode = {**GPU, "hostPath": "/run/driver/dev/nvidia1"}
-    for source, granted in (("/run/driver/dev/nvidia1", True), ("/dev/nvidia1", False)):
-        document = {
-            "linux": {"resources": {"devices": [RULE]}},
-            "mounts": [{"destination": "/dev/nvidia1", "source": source}],
-        }
-        assert prestart.is_granted(node, document) is granted
+    for source, there in (("/run/driver/dev/nvidia1", True), ("/dev/nvidia1", False)):
+        document = {"mounts": [{"destination": "/dev/nvidia1", "source": source}]}
+        assert prestart.has_node(node, document) is there

@@ -76,7 +76,7 @@ log-level = "loud"
 mode = "csv"
 [nvidia-container-cli]
 ldconfig = "/sbin/ldconfig"
-no-cgroups = true
+no-pivot = true
 load-kmods = { a = 1 }
 """
 
@@ -174,10 +174,10 @@ def test_what_a_check_says(tmp_path: Path, line: str, said: str) -> None:
 def test_what_has_no_effect_yet_is_a_note(tmp_path: Path) -> None:
     """It is no mistake of the operator's."""
     path = tmp_path / "config.toml"
-    path.write_text('[nvidia-container-cli]\nno-cgroups = true\ndebug = ""\n')
+    path.write_text('[nvidia-container-cli]\nno-pivot = true\ndebug = ""\n')
     done = run("check", "-c", path)
     assert (done.returncode, done.stderr) == (0, "0 problems\n")
-    assert done.stdout == f'{path}:2: note: "nvidia-container-cli.no-cgroups" has no effect yet\n'
+    assert done.stdout == f'{path}:2: note: "nvidia-container-cli.no-pivot" has no effect yet\n'
 
 
 def test_a_check_without_a_file() -> None:
