@@ -322,7 +322,7 @@ def story() -> dict[str, Any]:
             found["page"]["Switch"] = follow("Switch")
             found["runs on"] = here.docker.client("exec", container, *image.LOOK).stdout
         here.step("switched", here.incumbent_ways())
-        found["refused by runc"] = refused(here)
+        found["by runc"] = here.docker.by("runc", None, "--gpus", f'"device={DEVICES}"')
     found["old hooks"] = OldHooks(place("old"), node.PROGRAMS / "nvidia-ctk").case()
     # The command line, of which an image must be nothing to see.
     weak = Path("/usr/lib/gpuruntime/nvidia-ctk")
@@ -345,14 +345,6 @@ def story() -> dict[str, Any]:
         "digests": here.digests,
         "containerd 2": here.containerd_2,
     }
-
-
-def refused(here: Node) -> str:
-    """Return what docker says of `--gpus` where its default runtime is not ours."""
-    try:
-        return here.docker.by("runc", None, "--gpus", "all")
-    except FailedError as error:
-        return str(error)
 
 
 def told() -> dict[str, Any]:
