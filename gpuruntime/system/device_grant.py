@@ -29,8 +29,6 @@ _CGROUP2 = "cgroup2"
 _CONTROLLER = "devices"
 # linux/magic.h
 _CGROUP_MAGIC, _CGROUP2_MAGIC = 0x27E0EB, 0x63677270
-# How often another may replace a program between two calls of ours.
-_TRIES = 5
 
 
 class DeviceGrantError(GpuRuntimeError):
@@ -67,9 +65,9 @@ class Cgroup:
                 self._tell_systemd(devices, host, deadline_s)
                 self._write_rules(devices)
             else:
-                before, _ = bpf.attached(self._fd)
+                before, flags = bpf.attached(self._fd)
                 self._tell_systemd(devices, host, deadline_s)
-                self._replace_programs(devices, before)
+                self._extend_programs(devices, before, flags)
         except (OSError, ValueError, scope.ScopeError) as error:
             raise DeviceGrantError(
                 f'cannot allow {what} in the cgroup "{self.path}": {error}', HINT
@@ -95,36 +93,36 @@ class Cgroup:
         finally:
             os.close(fd)
 
-    def _replace_programs(self, devices: Sequence[Device], before: list[int]) -> None:
+    def _extend_programs(self, devices: Sequence[Device], before: list[int], flags: int) -> None:
         """Put rules for *devices* in front of each program that was attached *before*.
 
         Every one of them has to allow a device. What systemd has attached since has the rules,
-        and systemd could not detach it if it were another.
+        and systemd could not detach it if it were another. *flags* are those of attachment.
         """
         for number in self._settled(before):
-            for _ in range(_TRIES):
-                if self._replace(number, devices):
-                    break
-            else:
-                raise ValueError(f"its program {number} is replaced by others all the time")
+            try:
+                self._extend(number, flags, devices)
+            except OSError as error:
+                # By now systemd may have taken its own away.
+                if error.errno != errno.ENOENT or not self._is_scope:
+                    raise
+
+    @property
+    def _is_scope(self) -> bool:
+        """Whether systemd has a program there."""
+        return self._scope_path == self.path
 
     def _settled(self, before: list[int]) -> list[int]:
         """Return those of *before* that are attached when systemd has replaced its own."""
-        if self._scope_path != self.path:
-            return before
         now = before
-        for _ in scope.rounds():
+        for _ in scope.rounds() if self._is_scope else ():
             now, _ = bpf.attached(self._fd)
             if now != before:
                 break
         return [number for number in now if number in before]
 
-    def _replace(self, number: int, devices: Sequence[Device]) -> bool:
-        """Put the program with the id *number* behind rules; False to try again."""
-        numbers, flags = bpf.attached(self._fd)
-        if number not in numbers:
-            # Its owner has taken it away, and what it attaches instead knows the rules.
-            return True
+    def _extend(self, number: int, flags: int, devices: Sequence[Device]) -> None:
+        """Put the program with the id *number* behind rules for *devices*."""
         old = bpf.open_program(number)
         try:
             code = bpf.instructions(old)
@@ -135,19 +133,14 @@ class Cgroup:
                     f"the device program that is attached there cannot be extended: {error}"
                 ) from None
             if extended == code:
-                return True
+                return
             new = bpf.load(extended)
             try:
                 bpf.replace(self._fd, flags, old, new)
-            except OSError as error:
-                if error.errno != errno.ENOENT:
-                    raise
-                return False
             finally:
                 os.close(new)
         finally:
             os.close(old)
-        return True
 
 
 def cgroup_of(pid: int) -> Cgroup:
@@ -159,8 +152,11 @@ def cgroup_of(pid: int) -> Cgroup:
     try:
         return _open(pid)
     except (OSError, ValueError) as error:
+        why = str(error)
+        if isinstance(error, OSError) and error.filename:
+            why = f'"{error.filename}": {error.strerror}'
         raise DeviceGrantError(
-            f"cannot allow devices in the container's cgroup: {error}", HINT
+            f"cannot allow devices in the container's cgroup: {why}", HINT
         ) from error
 
 

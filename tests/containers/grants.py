@@ -6,11 +6,14 @@ Prints one JSON object. Its cases: status, output and error of the create.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from typing import Any
 import prestart
 from drivers import TREE, environment, run
 from image import LOOK
-from prestart import ENGINES, HOOK, NO_CGROUPS, Bench, configured
+from prestart import ENGINES, HOOK, NO_CGROUPS, Bench, Prepare, configured
 from scenario import CONFIG, WORK, cgroup2_alone, main, nothing_left, without_unified
 from ways import MODE
 
@@ -60,6 +63,54 @@ def in_scope(root: Path, config: dict[str, Any]) -> None:
     config["linux"]["cgroupsPath"] = f"/{UNIT.format(root.parent.name)}"
 
 
+def below_scope(root: Path, config: dict[str, Any]) -> None:
+    """Have a cgroup as crun makes it below the scope that systemd has made for it."""
+    config["linux"]["cgroupsPath"] = f"/{UNIT.format(root.parent.name)}/container"
+
+
+@contextlib.contextmanager
+def closed_above() -> Iterator[Prepare]:
+    """Have a cgroup of version 1 above the container's that allows no GPU."""
+    above = Path("/sys/fs/cgroup/devices/closed")
+    above.mkdir()
+    (above / "devices.deny").write_text("c 195:* rw")
+
+    def prepare(root: Path, config: dict[str, Any]) -> None:
+        config["linux"]["cgroupsPath"] = f"/closed/{root.parent.name}"
+
+    try:
+        yield prepare
+    finally:
+        # runc makes it in every hierarchy, and leaves it.
+        for made in Path("/sys/fs/cgroup").glob("*/closed"):
+            made.rmdir()
+
+
+def with_calling_program(root: Path, config: dict[str, Any]) -> None:
+    """Have another hook attach a program that calls a function of the kernel."""
+    del root
+    # R0 = bpf_get_current_uid_gid(); R0 = 1; exit.
+    code = "850000000f000000 b700000001000000 9500000000000000"
+    file = "'/proc/%d/cgroup' % json.load(sys.stdin)['pid']"
+    hook = attaching(code, f"open({file}).read().split('0::')[1].strip()")
+    config["hooks"]["prestart"].insert(-1, {"path": hook[0], "args": hook})
+
+
+def attaching(code: str, path: str) -> list[str]:
+    """Return the words of a program that attaches *code* to a cgroup; *path* is an expression."""
+    script = (
+        f"import json, os, sys; sys.path.append({str(TREE)!r})\n"
+        "from gpuruntime.system import bpf\n"
+        f"cgroup = os.open('/sys/fs/cgroup' + {path}, os.O_RDONLY)\n"
+        f"program = bpf.load(bytes.fromhex({code!r}))\n"
+        # BPF_CGROUP_DEVICE, BPF_F_ALLOW_MULTI.
+        "attributes = bpf._buffer(bpf._ATTACH.pack(cgroup, program, 6, 2, 0))\n"
+        "bpf.syscalls.bpf(*bpf._PROG_ATTACH, attributes)\n"
+        "print(bpf.attached(cgroup)[0][-1])\n"
+    )
+    return [sys.executable, "-c", script]
+
+
 def play(version: int, lowlevel: str = "runc") -> dict[str, Any]:
     """Start containers on a host with cgroups of *version*, by *lowlevel*."""
     if version == 2:
@@ -78,16 +129,30 @@ def play(version: int, lowlevel: str = "runc") -> dict[str, Any]:
         found["granted"] = bench.case(plain=True)
         found["node of the engine"] = bench.case(bind_nodes, plain=True)
         found["all allowed"] = bench.case(allow_all, plain=True)
-        if lowlevel == "runc":
-            found["mapped"] = bench.case(prestart.in_user_namespace, plain=True)
-        with configured({**LEGACY, NO_CGROUPS: True}):
-            found["no-cgroups"] = bench.case(plain=True)
-            found["no-cgroups, all allowed"] = bench.case(allow_all, plain=True)
-        CONFIG.write_text(f'{MODE} = "legacy"\n')
         bench.prestart = HOOKS * 2
         found["twice"] = bench.case(plain=True)
         bench.prestart = HOOKS
         found["life"] = life(bench)
+    with nothing_left(found), configured({**LEGACY, NO_CGROUPS: True}):
+        found["no-cgroups"] = bench.case(plain=True)
+        found["no-cgroups, all allowed"] = bench.case(allow_all, plain=True)
+    return found
+
+
+def refused(version: int) -> dict[str, Any]:
+    """Start containers of runc that can be given no devices, with cgroups of *version*."""
+    if version == 2:
+        cgroup2_alone()
+    bench = bench_with("runc")
+    bench.prestart = HOOKS
+    found: dict[str, Any] = {}
+    with nothing_left(found), configured(LEGACY):
+        found["mapped"] = bench.case(prestart.in_user_namespace, plain=True)
+        if version == 2:
+            found["cgroup"] = bench.case(with_calling_program, plain=True)
+        else:
+            with closed_above() as prepare:
+                found["cgroup"] = bench.case(prepare, plain=True)
     return found
 
 
@@ -137,6 +202,31 @@ def engine() -> dict[str, Any]:
     return found
 
 
+def for_one_id(root: Path, config: dict[str, Any]) -> None:
+    """Have no mounts that a user namespace with one id cannot make."""
+    del root
+    for mount in config["mounts"]:
+        mount["options"] = [word for word in mount.get("options", ()) if word != "gid=5"]
+    config["mounts"] = [m for m in config["mounts"] if m["type"] not in ("cgroup", "mqueue")]
+
+
+def rootless() -> dict[str, Any]:
+    """Start a container where engine, runc and hook are in a user namespace."""
+    runc = WORK / "runc"
+    runc.write_text('#!/bin/sh\nexec unshare --user --map-root-user --mount runc "$@"\n')
+    runc.chmod(0o755)
+    bench = bench_with("runc")
+    bench.prestart = HOOKS
+    bench.count += 1
+    bench.prepare = for_one_id
+    bench._make(environment("1,3"))
+    bench.lowlevel = str(runc)
+    return {
+        "usual": bench.again(),
+        "no-cgroups": bench.again(**{NO_CGROUPS: True}),
+    }
+
+
 def systemctl(does: str) -> None:
     """Have a systemctl that notes how it is called, and then *does* something, in shell."""
     note = f'{{ printf "%s\\n" "$0" "$@"; echo; env; readlink /proc/self/ns/mnt; }} > {CALLED}'
@@ -164,6 +254,9 @@ def systemd(version: int) -> dict[str, Any]:
         del os.environ["LD_PRELOAD"]
         found["unit"] = UNIT.format(bench.last.name)
         found["called"] = CALLED.read_text().splitlines()
+        found["below"] = bench.case(below_scope, plain=True)
+        found["unit below"] = UNIT.format(bench.last.name)
+        found["called below"] = CALLED.read_text().splitlines()
         systemctl('echo "Failed to set unit properties: Unit not loaded." >&2; exit 1')
         found["refused"] = bench.case(in_scope, plain=True)
         if version == 2:
@@ -181,19 +274,9 @@ def systemd(version: int) -> dict[str, Any]:
 def attached_by_systemd(bench: Bench) -> dict[str, Any]:
     """Have systemd attach a program of its own when it is told; return what is attached."""
     number = WORK / "number"
-    code = (
-        f"import os, sys; sys.path.append({str(TREE)!r})\n"
-        "from gpuruntime.system import bpf\n"
-        "cgroup = os.open('/sys/fs/cgroup/' + sys.argv[4], os.O_RDONLY)\n"
-        # R0 = 1; exit: it has no rules that could be extended.
-        "program = bpf.load(bytes.fromhex('b400000001000000' '9500000000000000'))\n"
-        "bpf.syscalls.bpf(*bpf._PROG_ATTACH, bpf._buffer("
-        "bpf._ATTACH.pack(cgroup, program, 6, 2, 0)))\n"
-        f"open({str(number)!r}, 'w').write(str(bpf.attached(cgroup)[0][-1]))\n"
-    )
-    script = WORK / "attach.py"
-    script.write_text(code)
-    systemctl(f'exec {sys.executable} {script} "$@"')
+    # R0 = 1; exit: it has no rules that could be extended.
+    words = attaching("b700000001000000 9500000000000000", "'/' + sys.argv[4]")
+    systemctl(f'exec {shlex.join(words)} "$@" > {number}')
     pid, name = created(bench, ("/bin/busybox", "true"), in_scope)
     path = next(
         line.rstrip().split(":", 2)[2]
@@ -214,7 +297,10 @@ if __name__ == "__main__":
             "v2": partial(play, 2),
             "crun-v1": partial(play, 1, "crun"),
             "crun-v2": partial(play, 2, "crun"),
+            "refused-v1": partial(refused, 1),
+            "refused-v2": partial(refused, 2),
             "engine": engine,
+            "rootless": rootless,
             "systemd-v1": partial(systemd, 1),
             "systemd-v2": partial(systemd, 2),
         }

@@ -122,12 +122,6 @@ def test_no_cgroups_is_a_failure_before_the_start(found: dict[str, Any]) -> None
     assert_refused(found["no-cgroups"], "device: the container may not use", NO_CGROUPS, hint)
 
 
-def test_a_user_namespace_of_its_own_is_a_failure_before_the_start(found: dict[str, Any]) -> None:
-    """Its /dev takes no file of ours; crun tells such a hook no bundle."""
-    if "mapped" in found:
-        assert_refused(found["mapped"], "device: the container may not use", NAMESPACE, HINT)
-
-
 def test_a_second_hook_allows_the_same(found: dict[str, Any]) -> None:
     """An engine and a directory of hooks may each have put it there."""
     assert_served(container(found["twice"]), found["host"])
@@ -140,12 +134,40 @@ def test_new_limits_take_no_device_away(found: dict[str, Any]) -> None:
     assert after == before
 
 
+@pytest.mark.system("runc")
+@pytest.mark.parametrize(
+    ("version", "why"),
+    [
+        ("v1", "devices.allow: Operation not permitted; the cgroup above it does not allow them"),
+        ("v2", "the device program that is attached there cannot be extended: it calls functions"),
+    ],
+)
+def test_what_cannot_be_allowed_is_a_failure_before_the_start(version: str, why: str) -> None:
+    """With the reason, and the way that needs no such change."""
+    found = play(f"refused-{version}")
+    assert_refused(found["cgroup"], "device: cannot allow c 195:254, ", why, HINT)
+    # The /dev of a user namespace of its own takes no file of ours.
+    assert_refused(found["mapped"], "device: the container may not use", NAMESPACE, HINT)
+
+
 @pytest.mark.system("crun")
 def test_the_engine_s_own_cgroup_is_never_changed() -> None:
     """Where a container has none of its own, all that the engine runs would get the device."""
     found = play("engine")
     assert_refused(found["case"], "device: cannot allow devices", "the engine is in", HINT)
     assert found["rules after"] == found["rules before"]
+
+
+@pytest.mark.system("runc", "unshare")
+@pytest.mark.parametrize("name", ["usual", "no-cgroups"])
+def test_b020_where_the_engine_is_in_a_user_namespace_nodes_are_enough(name: str) -> None:
+    """No low-level runtime can set rules there, and none of ours have to be."""
+    look = container(play("rootless")[name])
+    gpus = {path for path in look.nodes if "nvidia" in path and path[-1].isdigit()}
+    assert gpus == {"/dev/nvidia1", "/dev/nvidia3"}
+    assert set(look.opened.values()) == {seen.ALLOWED}
+    assert set(look.made.values()) == {seen.NOT_MADE}
+    seen.assert_driver(look)
 
 
 def test_systemd_is_told_first(of_systemd: dict[str, Any]) -> None:
@@ -163,6 +185,12 @@ def test_systemd_is_told_first(of_systemd: dict[str, Any]) -> None:
         "LC_ALL=C.UTF-8",
     }
     assert namespace == of_systemd["namespace of the host"]
+
+
+def test_of_a_cgroup_below_a_scope_systemd_is_told_too(of_systemd: dict[str, Any]) -> None:
+    """As crun makes one for the container; systemd sets rules for the scope above it."""
+    assert_served(container(of_systemd["below"]), of_systemd["host"])
+    assert of_systemd["unit below"] in of_systemd["called below"]
 
 
 def test_who_is_not_in_a_scope_is_none_of_systemd_s(of_systemd: dict[str, Any]) -> None:

@@ -106,7 +106,7 @@ def test_every_call_is_made_and_what_it_returns_is_closed_on_exec(tmp_path: Path
 
 CALLS = (
     *("openat2", "fsopen", "fsconfig", "fsmount", "open_tree", "mount_setattr", "move_mount"),
-    *("mount", "umount2", "fstatfs", "close_range", "unshare", "setns", "prctl", "capset"),
+    *("mount", "umount2", "fstatfs", "close_range", "unshare", "setns", "bpf", "prctl", "capset"),
 )
 
 
