@@ -64,6 +64,7 @@ def test_every_id_has_a_test_or_a_reason(collected: dict[str, set[str]]) -> None
     assert tested & set(catalogue.NONE) == set()
 
 
+@pytest.mark.slow
 def test_tests_that_are_named_exist(collected: dict[str, set[str]]) -> None:
     """A test that was renamed would leave an id without one."""
     there = {name.partition("[")[0] for name in collected}

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import descriptors
 import pytest
 
 from gpuruntime import child_process
@@ -26,9 +27,9 @@ Start = Callable[[str], child_process.Child]
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
     """No descriptor, no child, not even a zombie, and no pending signal stays."""
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = descriptors.opened()
     yield
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert descriptors.opened() == before
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
     assert signal.SIGCHLD not in signal.sigpending()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import descriptors
 import pytest
 
 from gpuruntime import slowpath
@@ -37,9 +38,9 @@ def interpreter(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def nothing_stays() -> Iterator[None]:
     """No descriptor, no child, no pending signal may be there for the low-level runtime."""
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = descriptors.opened()
     yield
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert descriptors.opened() == before
     assert signal.SIGCHLD not in signal.sigpending()
 
 
@@ -127,7 +128,7 @@ def test_too_few_open_files_are_an_error_with_a_hint(
     interpreter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No bug of ours, and one pipe of two is not left open."""
-    before = os.listdir("/proc/self/fd")
+    before = descriptors.opened()
     pipes = [os.pipe]
 
     def pipe() -> tuple[int, int]:
@@ -139,7 +140,7 @@ def test_too_few_open_files_are_an_error_with_a_hint(
     with pytest.raises(GpuRuntimeError, match="Too many open files") as caught:
         slowpath.ask(str(interpreter), "yaml", {})
     assert "RLIMIT_NOFILE" in (caught.value.hint or "")
-    assert os.listdir("/proc/self/fd") == before
+    assert descriptors.opened() == before
 
 
 def test_an_answer_without_end_is_none(interpreter: Path, monkeypatch: pytest.MonkeyPatch) -> None:

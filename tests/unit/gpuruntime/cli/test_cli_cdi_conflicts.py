@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+# Each test starts the command line, most of them several times.
+pytestmark = pytest.mark.slow
+
 TREE = Path(__file__).parents[4]
 OLDER_S, NEWER_S = 1_700_000_000, 1_700_000_100
 

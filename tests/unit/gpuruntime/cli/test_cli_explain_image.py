@@ -23,6 +23,9 @@ from image_trees import Image, elf_file
 from gpuruntime.cli import explain_image
 from gpuruntime.errors import GpuRuntimeError
 
+# Each test starts the command line, most of them several times.
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(sys.executable).with_name("gpuruntime")
 MEMBERS = {
     *("image", "works", "abi", "libc", "driver", "capabilities", "needs", "findings", "notes"),

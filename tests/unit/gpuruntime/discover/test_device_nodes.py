@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+import descriptors
 import pytest
 
 from gpuruntime.discover import device_nodes
@@ -102,12 +103,12 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
         os.mknod(tmp_path / "try", stat.S_IFCHR | 0o600, os.makedev(195, 99))
     except PermissionError:
         pytest.skip("device nodes cannot be made here: needs root with CAP_MKNOD")
-    before = os.listdir("/proc/self/fd")
+    before = descriptors.opened()
     made = Machine(tmp_path)
     yield made
     for dev in made.opened:
         dev.close()
-    assert os.listdir("/proc/self/fd") == before
+    assert descriptors.opened() == before
 
 
 def test_control_nodes_are_those_that_exist(machine: Machine) -> None:
@@ -466,9 +467,9 @@ def test_each_directory_is_opened_once(machine: Machine) -> None:
     """A machine of 64 GPUs in MIG mode has a thousand nodes."""
     machine.make("nvidia0", "dri/card0")
     dev = machine.dev()
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(descriptors.opened())
     for _ in range(3):
         assert dev.node("/dev/nvidia0")
         assert dev.node("/dev/dri/card0")
         assert dev.node("/dev/nothing/here") is None
-    assert len(os.listdir("/proc/self/fd")) == before + 2
+    assert len(descriptors.opened()) == before + 2

@@ -364,6 +364,7 @@ def test_a_library_that_hangs_is_given_up_in_time(install: Install) -> None:
     assert children() == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("init", "is_answer"),
     [

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import descriptors
 import pytest
 
 from gpuruntime import probes
@@ -160,13 +161,13 @@ def test_snapshot_and_directory_are_for_all_to_read(host: Host) -> None:
 
 def test_nothing_stays_open(host: Host) -> None:
     """The low-level runtime would have it, and hold the lock as long as the container lives."""
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = descriptors.opened()
     host.get()
     host.get(fresh=True)
     host.error = DriverError("gone")
     with pytest.raises(DriverError):
         host.get(fresh=True)
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert descriptors.opened() == before
 
 
 def spoiled(host: Host, **members: object) -> None:

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import descriptors
 import pytest
 from hostile import cases
 
@@ -86,12 +87,12 @@ def test_what_cannot_be_mounted_is_refused(
     monkeypatch.setattr(bind, "stop_propagation", lambda *_: None)
     monkeypatch.setattr(bind.syscalls, call, fail)
     root = Root(str(tmp_path / "root"))
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(descriptors.opened())
     for code in sorted(errno.errorcode):
         with pytest.raises(MountError, match="cannot mount") as caught:
             BindMount(str(file), "/opt/file", ("ro",)).execute(root, pytest.fail)
         assert os.strerror(code) in caught.value.message
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(descriptors.opened()) == before
     root.close()
 
 
