@@ -253,7 +253,9 @@ def _to_bring(nodes: Sequence[DeviceNode], document: OciConfig) -> list[Operatio
     if missing and has_user_namespace(document):
         # Its /dev takes no file of an owner whom the namespace does not have.
         raise _not_granted(
-            missing, "a hook makes no file in a user namespace of its own", device_grant.HINT
+            missing,
+            "a hook cannot bring it into a container with a user namespace of its own",
+            device_grant.HINT,
         )
     return [
         BindMount(node.get("hostPath") or node["path"], node["path"], _NODE_OPTIONS)

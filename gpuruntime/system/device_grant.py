@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
     from gpuruntime.system.device_program import Device
 
-HINT = (
-    'run "gpuruntime runtime configure --runtime docker --set-as-default", then restart docker: '
-    "the runtime grants devices otherwise"
-)
+HINT = 'run "gpuruntime runtime configure --runtime docker --set-as-default", then restart docker'
 _ROOT = "/sys/fs/cgroup"
 _CGROUP2 = "cgroup2"
 _CONTROLLER = "devices"
@@ -66,17 +63,20 @@ class Cgroup:
                 self._write_rules(devices)
             else:
                 before, flags = bpf.attached(self._fd)
-                self._tell_systemd(devices, host, deadline_s)
+                is_told = self._tell_systemd(devices, host, deadline_s)
+                # Of a scope above it, systemd has no program there.
+                if is_told and self._scope_path == self.path:
+                    before = self._settled(before)
                 self._extend_programs(devices, before, flags)
         except (OSError, ValueError, scope.ScopeError) as error:
             raise DeviceGrantError(
                 f'cannot allow {what} in the cgroup "{self.path}": {error}', HINT
             ) from error
 
-    def _tell_systemd(self, devices: Sequence[Device], host: int, deadline_s: float) -> None:
-        """Have systemd, which may set the rules of its scopes again at any time, know of these."""
-        if self._scope_path:
-            scope.allow(posixpath.basename(self._scope_path), devices, host, deadline_s)
+    def _tell_systemd(self, devices: Sequence[Device], host: int, deadline_s: float) -> bool:
+        """Have systemd know of the rules where it has some itself; return whether it has."""
+        unit = posixpath.basename(self._scope_path)
+        return bool(unit) and scope.allow(unit, devices, host, deadline_s)
 
     def _write_rules(self, devices: Sequence[Device]) -> None:
         """Allow *devices* in a hierarchy of version 1: cgroup-v1/devices.rst."""
@@ -93,33 +93,30 @@ class Cgroup:
         finally:
             os.close(fd)
 
-    def _extend_programs(self, devices: Sequence[Device], before: list[int], flags: int) -> None:
-        """Put rules for *devices* in front of each program that was attached *before*.
-
-        Every one of them has to allow a device. What systemd has attached since has the rules,
-        and systemd could not detach it if it were another. *flags* are those of attachment.
-        """
-        for number in self._settled(before):
-            try:
-                self._extend(number, flags, devices)
-            except OSError as error:
-                # By now systemd may have taken its own away.
-                if error.errno != errno.ENOENT or not self._is_scope:
-                    raise
-
-    @property
-    def _is_scope(self) -> bool:
-        """Whether systemd has a program there."""
-        return self._scope_path == self.path
-
     def _settled(self, before: list[int]) -> list[int]:
-        """Return those of *before* that are attached when systemd has replaced its own."""
+        """Return those of *before* that are attached when systemd has replaced its own.
+
+        What it has attached has the rules, and it could not detach another in its place.
+        """
         now = before
-        for _ in scope.rounds() if self._is_scope else ():
+        for _ in scope.rounds():
             now, _ = bpf.attached(self._fd)
             if now != before:
                 break
         return [number for number in now if number in before]
+
+    def _extend_programs(self, devices: Sequence[Device], numbers: list[int], flags: int) -> None:
+        """Put rules for *devices* in front of each program with an id of *numbers*.
+
+        Every one of them has to allow a device. *flags* are those of attachment.
+        """
+        for number in numbers:
+            try:
+                self._extend(number, flags, devices)
+            except OSError as error:
+                # By now systemd may have taken its own away.
+                if error.errno != errno.ENOENT or not self._scope_path:
+                    raise
 
     def _extend(self, number: int, flags: int, devices: Sequence[Device]) -> None:
         """Put the program with the id *number* behind rules for *devices*."""

@@ -29,7 +29,7 @@ _BOOTED = "/run/systemd/system"
 _SUFFIX = ".scope"
 # What crun makes below the scope of a container.
 _BELOW = "container"
-_MAX_WHY_BYTES = 500
+_MAX_OUTPUT_BYTES, _MAX_WHY_CHARS = 64 << 10, 500
 _POLL_S = 0.002
 # How long systemd may take, after its answer, to attach its program once more.
 _SETTLED_S = 0.5
@@ -48,36 +48,61 @@ def path_of(cgroup: str) -> str:
     return cgroup if cgroup.endswith(_SUFFIX) and os.path.isdir(_BOOTED) else ""
 
 
-def allow(unit: str, devices: Sequence[Device], host: int, deadline_s: float) -> None:
+def allow(unit: str, devices: Sequence[Device], host: int, deadline_s: float) -> bool:
     """Have systemd allow *devices* in its *unit*, until that ends; raise ScopeError.
 
-    systemctl runs in the mount namespace *host*, and is ended after *deadline_s*.
+    Returns whether it was told. A unit that has no rules must not get any: then systemd would
+    refuse every other device, which the low-level runtime allows itself. systemctl runs in the
+    mount namespace *host*, and is ended after *deadline_s*.
     """
-    program = next((path for path in PROGRAMS if os.access(path, os.X_OK)), "")
-    if not program:
-        raise ScopeError(f"there is no {PROGRAMS[0]} to tell systemd")
+    end = time.monotonic() + deadline_s
+    show = ["show", "--property=DevicePolicy", "--property=DeviceAllow", "--", unit]
+    if not _has_rules(_run(show, host, end)):
+        return False
     # By their numbers: systemd reads these from a path of this form, whether it exists or not.
     rules = [
         f"DeviceAllow=/dev/{_KINDS[kind]}/{major}:{minor} rw" for kind, major, minor in devices
     ]
-    words = [program, "set-property", "--runtime", "--", unit, *rules]
+    _run(["set-property", "--runtime", "--", unit, *rules], host, end)
+    return True
+
+
+def _has_rules(shown: str) -> bool:
+    """Tell whether a unit with these properties refuses any device."""
+    lines = [line.partition("=") for line in shown.splitlines()]
+    return any(
+        (name == "DevicePolicy" and value != "auto") or (name == "DeviceAllow" and value)
+        for name, _, value in lines
+    )
+
+
+def _run(words: list[str], host: int, end: float) -> str:
+    """Return what systemctl prints when it is called with *words*; raise ScopeError.
+
+    At the time *end* it is ended.
+    """
+    program = next((path for path in PROGRAMS if os.access(path, os.X_OK)), "")
+    if not program:
+        raise ScopeError(f"there is no {PROGRAMS[0]} to tell systemd")
     try:
         reader, writer = os.pipe()
         child = os.fork()
     except OSError as error:
         raise ScopeError(f"{program}: {error.strerror}") from error
     if child == 0:
-        _execute(words, host, writer)
+        _execute([program, *words], host, writer)
     os.close(writer)
     try:
-        status = _wait(child, time.monotonic() + deadline_s)
+        status = _wait(child, end)
         if status is None:
-            raise ScopeError(f'"{program} set-property" did not answer in {deadline_s:g} s')
-        if status != 0:
-            why = os.read(reader, _MAX_WHY_BYTES).decode("utf-8", "replace").strip()
-            raise ScopeError(f'"{program} set-property {unit}": {why or f"status {status}"}')
+            raise ScopeError(f'"{program} {words[0]}" did not answer in time')
+        output = os.read(reader, _MAX_OUTPUT_BYTES).decode("utf-8", "replace")
     finally:
         os.close(reader)
+    if status != 0:
+        why = output[:_MAX_WHY_CHARS].strip() or f"status {status}"
+        raise ScopeError(f'"{program} {words[0]}": {why}')
+    return output
 
 
 def rounds() -> Iterator[None]:
@@ -107,19 +132,18 @@ def _wait(child: int, end: float) -> int | None:
 def _execute(words: list[str], host: int, writer: int) -> NoReturn:
     """Become the program that *words* begin with, in the mount namespace *host*.
 
-    What it says of errors goes to *writer*.
+    What it prints goes to *writer*.
     """
     try:
-        os.dup2(writer, 2)
         syscalls.die_with_parent()
         _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
         syscalls.setns(host, syscalls.CLONE_NEWNS)
-        null = os.open("/dev/null", os.O_RDWR)
-        for fd in (0, 1):
-            os.dup2(null, fd)
+        os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+        for fd in (1, 2):
+            os.dup2(writer, fd)
         syscalls.close_range(3)
         os.execve(words[0], words, ENVIRONMENT)
     except OSError as error:
-        os.write(2, str(error).encode()[:_MAX_WHY_BYTES])
+        os.write(2, str(error).encode())
     finally:
         os._exit(_NOT_RUN)

@@ -227,10 +227,15 @@ def rootless() -> dict[str, Any]:
     }
 
 
-def systemctl(does: str) -> None:
-    """Have a systemctl that notes how it is called, and then *does* something, in shell."""
+def systemctl(does: str, *shown: str) -> None:
+    """Have a systemctl that shows properties, notes how it is called, and then *does* something.
+
+    It shows those of runc's scopes if not those that are *shown*.
+    """
+    properties = shown or ("DevicePolicy=strict", "DeviceAllow=/dev/char/1:3 rwm")
+    show = f'if [ "$1" = show ]; then printf "%s\\n" {shlex.join(properties)}; exit 0; fi'
     note = f'{{ printf "%s\\n" "$0" "$@"; echo; env; readlink /proc/self/ns/mnt; }} > {CALLED}'
-    SYSTEMCTL.write_text(f"#!/bin/sh\n{note}\n{does}\n")
+    SYSTEMCTL.write_text(f"#!/bin/sh\n{show}\n{note}\n{does}\n")
     SYSTEMCTL.chmod(0o755)
 
 
@@ -246,6 +251,8 @@ def systemd(version: int) -> dict[str, Any]:
         found["not booted"] = bench.case(in_scope, plain=True)
         Path("/run/systemd/system").mkdir(parents=True)
         found["no systemctl"] = bench.case(in_scope, plain=True)
+        systemctl("exit 0", "DevicePolicy=auto", "DeviceAllow=")
+        found["no rules"] = bench.case(in_scope, plain=True)
         systemctl("exit 0")
         os.environ["LD_PRELOAD"] = "/hostile.so"
         found["no scope"] = bench.case(plain=True)
