@@ -25,7 +25,7 @@ def replace(
 
     Both are relative to *dir_fd* if there is one. The new file has mode 0600 until *finish*, which
     is given its descriptor, sets mode and owner, and syncs it if that is wanted. Raises OSError,
-    or what *finish* raises; the old file is as it was then, and the new one gone.
+    or what *finish* raises; the old file is then unchanged, and the new one is removed.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(temporary, flags, 0o600, dir_fd=dir_fd)

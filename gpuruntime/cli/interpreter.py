@@ -12,9 +12,9 @@ import gpuruntime
 def of_slow_path() -> str:
     """Return the interpreter of the slow path, which imports gpuruntime by itself.
 
-    An installation has a virtual environment beside the package. Its own program may be run by the
-    distribution's Python, as from a Debian package: that is told where the package is, and a child
-    of it is not.
+    An installation has a virtual environment beside the package, and its interpreter finds the
+    package. `sys.executable` may be the distribution's Python, as with the Debian package: the
+    program adds the package to its own path, which a child does not inherit.
     """
     library = os.path.dirname(os.path.dirname(os.path.abspath(gpuruntime.__file__)))
     installed = os.path.join(library, "venv", "bin", "python")

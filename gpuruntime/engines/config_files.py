@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The config files of an engine, each with how it is made of what is there."""
+"""The config files of an engine, each with the edit that its present content gets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Make = Callable[[str | None], str | None]
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """A file, and how it is made of what is there.
+    """A file, and the edit that its present content gets.
 
     *configure* adds the runtime, *remove* takes it out without knowing what was before. *is_ours*:
     the file is made anew each time, of what others have in it.

@@ -96,7 +96,7 @@ def _last(drop_in: str, brand: str) -> str:
 
 
 def beside(engine: EngineConfig, path: str, brand: str) -> EngineConfig:
-    """Return *engine* for the config *path* that the engine is told to read, not its usual one.
+    """Return *engine* for the config *path* on the engine's command line, not the usual one.
 
     containerd imports from anywhere. CRI-O and podman have their drop-ins in one directory, which
     is of no use to somebody who runs them on another file: that is edited itself.
@@ -230,6 +230,6 @@ def _home_config(host: HostFacts) -> str:
 
 
 def _of_daemon(name: str, host: HostFacts) -> str | None:
-    """Return the config that the running daemon was told to read, None if none or by default."""
+    """Return the config file on the running daemon's command line, None if there is none."""
     told = {daemon.config for daemon in host.daemons if daemon.name == name and daemon.config}
     return told.pop() if len(told) == 1 else None

@@ -20,7 +20,7 @@ _SERVANTS = ("/var/lib/rancher/", "/run/docker/", "/var/run/docker/", "/run/k3s/
 
 @dataclass(frozen=True, slots=True)
 class Daemon:
-    """A process: the *name* of its engine, its *program*, and the *config* it was told to read."""
+    """A process: the *name* of its engine, its *program*, and the *config* file that it reads."""
 
     name: str
     program: str

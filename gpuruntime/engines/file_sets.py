@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The config files in which an engine is told of a runtime, engine by engine; reads only."""
+"""The config files that register a runtime with each engine; reads only."""
 
 from __future__ import annotations
 

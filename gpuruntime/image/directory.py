@@ -2,7 +2,7 @@
 """Walk the root file system of an image that lies in a directory: by descriptors, never by links.
 
 Each name is opened by itself in its directory's descriptor, and a link is only read. So nothing
-leads out of the directory, whoever changes it meanwhile. What is no regular file is not opened.
+leads out of the directory, whoever changes it meanwhile. Only regular files are opened.
 """
 
 from __future__ import annotations

@@ -27,10 +27,10 @@ class Operation(Record):
         del document
         return self
 
-    def describe(self) -> str:
-        """Return the step in one line."""
-        raise NotImplementedError
+    if TYPE_CHECKING:
 
-    def execute(self, root: Root, warn: Callable[[str], None]) -> None:
-        """Carry the step out below *root*; raise MountError or LdcacheError."""
-        raise NotImplementedError
+        def describe(self) -> str:
+            """Return the step in one line."""
+
+        def execute(self, root: Root, warn: Callable[[str], None]) -> None:
+            """Carry the step out below *root*; raise MountError or LdcacheError."""

@@ -248,8 +248,8 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         "engines",
         lambda host: host.docker(written_s=200),
         (
-            'fail engines docker runs since before "/etc/docker/daemon.json" was written: '
-            "unless it has been told to read it again, it does not know what is there; run "
+            'fail engines docker was started before "/etc/docker/daemon.json" was written: '
+            "unless it was reloaded since, it does not use the new content; run "
             '"systemctl restart docker"'
         ),
     ),

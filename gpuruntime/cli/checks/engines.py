@@ -86,8 +86,8 @@ def _engine(machine: ExaminedMachine, engine: Engine) -> Iterator[Note]:
     changed, path = modified(machine, engine.paths)
     if engine.process and changed > engine.process.started + _CLOCK_S:
         yield fail(
-            f'{engine.name} runs since before "{path}" was written: unless it has been told to '
-            "read it again, it does not know what is there",
+            f'{engine.name} was started before "{path}" was written: unless it was '
+            "reloaded since, it does not use the new content",
             restart,
         )
         return
