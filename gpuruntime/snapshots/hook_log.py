@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A short log of what hooks have said last, since not every low-level runtime shows it.
+"""A short log of the last messages of hooks, which not every low-level runtime shows.
 
-crun drops what a hook writes, and tells its exit status only. The hook calls `record`, which must
-not decide whether a container starts: it makes no directory, waits for nobody, raises nothing.
+crun drops what a hook writes, and reports only its exit status. The hook calls `record`, which
+must not decide whether a container starts: it makes no directory, waits for nobody, never raises.
 """
 
 from __future__ import annotations

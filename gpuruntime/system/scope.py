@@ -68,7 +68,7 @@ def allow(unit: str, devices: Sequence[Device], host: int, deadline_s: float) ->
 
 
 def _has_rules(shown: str) -> bool:
-    """Tell whether a unit with these properties refuses any device."""
+    """Return whether a unit with these properties refuses any device."""
     lines = [line.partition("=") for line in shown.splitlines()]
     return any(
         (name == "DevicePolicy" and value != "auto") or (name == "DeviceAllow" and value)
