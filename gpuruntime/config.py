@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-# Key → default; None: not set, true or false. gpuruntime/configfile/option_table.py describes each
-# key, and a test compares the two: that table is too much for the start path.
+# Key → default; None means: not set, else true or false. gpuruntime/configfile/option_table.py
+# describes each key, and a test compares the two: the start path cannot afford that table.
 RUNTIME = "nvidia-container-runtime"
 DEFAULTS: dict[str, Any] = {
     "accept-nvidia-visible-devices-as-volume-mounts": False,
@@ -67,7 +67,7 @@ DEFAULTS: dict[str, Any] = {
     "nvidia-ctk.path": "nvidia-ctk",
 }
 AUTO, CDI, JIT, LEGACY = "auto", "cdi", "jit-cdi", "legacy"
-# The modes that can be had; every other fails the containers that ask for a GPU, and no more.
+# With any other mode, the containers that request a GPU fail; the others start.
 MODES = (AUTO, CDI, JIT, LEGACY)
 # The level names of the incumbent → ours.
 LOG_LEVELS = {
@@ -83,9 +83,9 @@ LOG_LEVELS = {
 
 
 class Config(Record):
-    """The values in force: `config[key]`, and under names of their own those that are used most.
+    """The values in force: `config[key]`, and attributes for those that are used most.
 
-    *values* has every key of DEFAULTS; *path* is the file that they are from, None without one.
+    *values* has every key of DEFAULTS; *path* is the file that was read, None if there is none.
     """
 
     __slots__ = (
@@ -106,7 +106,7 @@ class Config(Record):
     )
 
     def __init__(self, values: Mapping[str, Any], path: str | None) -> None:
-        """Take *values* by key, a default for each that is missing; *path* is the file, if any."""
+        """Take *values* by key, and defaults for missing keys; *path* is the file, if any."""
         merged = {**DEFAULTS, **values}
         self.values: dict[str, Any] = merged
         self.path = path
@@ -136,7 +136,7 @@ class Config(Record):
 
 
 def search_path(environment: Mapping[str, str]) -> list[str]:
-    """Return the paths where a config file is looked for, first that exists wins.
+    """Return the paths where a config file is searched; the first that exists is in force.
 
     The launcher has the same list.
     """
@@ -161,16 +161,16 @@ def find(environment: Mapping[str, str]) -> tuple[str, os.stat_result] | None:
                 f'cannot look at "{path}": {error.strerror}', "make the config file readable"
             ) from error
         if not stat.S_ISREG(status.st_mode):
-            raise ConfigError(f'"{path}" is no regular file', "put a config file there")
+            raise ConfigError(f'"{path}" is not a regular file', "put a config file there")
         return path, status
     return None
 
 
 def stamp(path: str, status: os.stat_result) -> list[Any]:
-    """Return what tells one state of a config file from another.
+    """Return values that differ if the config file *path* has changed; *status* is its status.
 
-    ctime is part of it because tools restore mtime: an archive that is extracted twice leaves the
-    same inode, size and mtime. The launcher has the same numbers.
+    ctime is one of them because tools restore mtime: an archive that is extracted twice leaves the
+    same inode, size and mtime. The launcher computes the same numbers.
     """
     return [
         *(path, status.st_dev, status.st_ino, status.st_size),

@@ -15,7 +15,7 @@ from gpuruntime.cli.output import write_stdout
 from gpuruntime.configfile import edit, option_table
 from gpuruntime.configfile import file as files
 from gpuruntime.configfile import lines as config_lines
-from gpuruntime.configfile.check import LDCONFIG, LDCONFIG_FEATURE, examine, sentence
+from gpuruntime.configfile.check import LDCONFIG, LDCONFIG_FEATURE, NOTE, examine, sentence
 from gpuruntime.configfile.compilation import accepted, compile_file
 from gpuruntime.configfile.option_table import Value
 from gpuruntime.errors import ConfigError, escape
@@ -179,7 +179,7 @@ def check_command(ctx: click.Context, config_file: str | None) -> None:
             for line, found in rows
         )
     )
-    bad = sum(finding.severity != "note" for finding in findings)
+    bad = sum(finding.severity != NOTE for finding in findings)
     click.echo(f"{bad} problem{'' if bad == 1 else 's'}", err=True)
     if bad:
         ctx.exit(1)
@@ -236,7 +236,7 @@ def _edit(
         option, value = edit.parse(argument, separator)
         text = edit.apply(text, option, value)
         keys.add(option.key)
-    # What was wrong before is not for this command to say, but what it makes is.
+    # Faults of other options were in the file before; they do not prevent this change.
     if LDCONFIG_FEATURE in keys:
         keys.add(LDCONFIG)
     findings = [
@@ -245,8 +245,8 @@ def _edit(
         if ".".join(finding.path) in keys
     ]
     for finding in findings:
-        if finding.severity == "error":
-            raise ConfigError(finding.message, finding.hint)
+        if finding.severity != NOTE:
+            raise edit.SettingError(finding.message, finding.hint)
     for finding in findings:
         click.echo(f"{finding.severity}: {escape(sentence(finding))}", err=True)
     _emit(text, path if in_place else output)

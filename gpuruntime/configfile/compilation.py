@@ -16,14 +16,14 @@ from gpuruntime.launcher import companion
 from gpuruntime.snapshots import config_snapshot, storage
 from gpuruntime.system.replace import replace_file
 
-# A file of another program has one for each line: nobody reads on.
+# A file of another program has one warning for each line: nobody reads all of them.
 MAX_WARNINGS = 50
 
 
 def compile_file(path: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of *path* by key and warnings; store snapshot and companion if possible.
+    """Return the values of *path* by key, and warnings; store snapshot and companion if possible.
 
-    Raises ConfigError if the file cannot be read or a value is wrong. An unknown key is a warning.
+    Raises ConfigError as `accepted`, and if the file cannot be read.
     """
     text, status = files.read(path)
     values, warnings = accepted(path, text)
@@ -39,15 +39,20 @@ def compile_file(path: str) -> tuple[dict[str, Any], list[str]]:
 
 def driver_root() -> str:
     """Return the driver root of the config file in force, "/" without one; raise ConfigError."""
-    found = settings.find(os.environ)
-    if found is None:
+    file = settings.find(os.environ)
+    if file is None:
         return "/"
-    values, _ = accepted(found[0], files.read(found[0])[0])
-    return settings.Config(values, found[0]).driver_root or "/"
+    path = file[0]
+    values, _ = accepted(path, files.read(path)[0])
+    return settings.Config(values, path).driver_root or "/"
 
 
 def accepted(path: str, text: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of the file *path* by key, and warnings; raise ConfigError on an error."""
+    """Return the values of the file *path* by key, and warnings.
+
+    Raises ConfigError for a fault with which no container can start. A fault that concerns only
+    containers that request a GPU is a warning: the request of such a container raises the error.
+    """
     values, findings = check.examine(files.parse(text, path))
     places = lines.lines(text) if findings else {}
 
@@ -56,12 +61,12 @@ def accepted(path: str, text: str) -> tuple[dict[str, Any], list[str]]:
         return f'"{path}"' + (f" line {line}" if line else "")
 
     for finding in findings:
-        if finding.severity == "error":
+        if finding.severity == check.ERROR and not finding.gpu_only:
             raise ConfigError(f"{where(finding)}: {finding.message}", finding.hint)
     warnings = [
         f"{where(finding)}: {check.sentence(finding)}"
         for finding in findings
-        if finding.severity == "warning"
+        if finding.severity != check.NOTE
     ]
     if len(warnings) > MAX_WARNINGS:
         more = f'"{path}": {len(warnings) - MAX_WARNINGS} more: see "gpuruntime config check"'
@@ -70,7 +75,7 @@ def accepted(path: str, text: str) -> tuple[dict[str, Any], list[str]]:
 
 
 def _store(path: str, status: os.stat_result, values: dict[str, Any]) -> None:
-    """Write the snapshot, and the companion, which tells the launcher what it may do alone."""
+    """Write the snapshot, and the companion file with what the launcher may decide alone."""
     storage.make_directory(storage.RUN_DIRECTORY)
     dirfd = os.open(storage.RUN_DIRECTORY, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:

@@ -15,23 +15,30 @@ from gpuruntime.configfile.option_table import Option, Value
 from gpuruntime.errors import ConfigError
 from gpuruntime.formats import toml_source
 
-# What the incumbent takes for a boolean on the command line.
+# The words for a boolean on the incumbent's command line.
 _TRUE = frozenset(("1", "t", "T", "TRUE", "true", "True"))
 _FALSE = frozenset(("0", "f", "F", "FALSE", "false", "False"))
 
 
-def parse(argument: str, separator: str = ":") -> tuple[Option, Value]:
-    """Return the option and value of `KEY[=VALUE]`; None: not to be set. Raises ConfigError.
+class SettingError(ConfigError):
+    """An argument KEY=VALUE that is refused: the command line is wrong."""
 
-    The rules are the incumbent's: a list is split at *separator*, or at commas if there is none; a
-    boolean without a value is true; `nil` takes a feature away.
+    exit_code = 2
+
+
+def parse(argument: str, separator: str = ":") -> tuple[Option, Value]:
+    """Return the option and value of `KEY[=VALUE]`; raise SettingError.
+
+    The value None means: remove the option. The rules are the incumbent's: a list is split at
+    *separator*, or at commas if the value has no separator; a boolean without a value is true;
+    `nil` removes a feature.
     """
     key, equals, text = argument.partition("=")
     option = option_table.BY_KEY.get(key)
     if option is None:
         near = option_table.nearest(key)
         what = "is a table" if key in option_table.TABLES else "does not exist"
-        raise ConfigError(
+        raise SettingError(
             f'invalid config option "{key}": it {what}',
             f'use "{near}"' if near else 'see "gpuruntime config default" for every key',
         )
@@ -42,18 +49,22 @@ def parse(argument: str, separator: str = ":") -> tuple[Option, Value]:
             return option, False
         if option.kind == "optional" and text == "nil":
             return option, None
-        raise ConfigError(f'invalid value "{text}" for "{key}"', "give true or false")
+        raise SettingError(f'invalid value "{text}" for "{key}"', "give true or false")
     if not equals:
-        raise ConfigError(f'"{key}" has no value', f'write "{key}=VALUE"')
+        raise SettingError(f'"{key}" has no value', f'write "{key}=VALUE"')
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(f'the value of "{key}" is no UTF-8', "give it as UTF-8") from error
+        raise SettingError(
+            f'the value of "{key}" is not valid UTF-8', "give it as UTF-8"
+        ) from error
     if option.kind == "integer":
         # int() takes blanks, signs, underscores and other scripts' digits as well.
         if re.fullmatch("[0-9]{1,9}", text) is None:
             kind = option_table.KINDS[option.kind]
-            raise ConfigError(f'invalid value "{text}" for "{key}"', f"give {kind}")
+            if option.maximum:
+                kind = f"a whole number from 1 to {option.maximum}"
+            raise SettingError(f'invalid value "{text}" for "{key}"', f"give {kind}")
         return option, int(text)
     if option.kind == "list":
         return option, text.split(separator if separator and separator in text else ",")
@@ -61,18 +72,18 @@ def parse(argument: str, separator: str = ":") -> tuple[Option, Value]:
 
 
 def apply(text: str, option: Option, value: Value) -> str:
-    """Return *text*, which must be TOML, with *option* set to *value*; None takes it away.
+    """Return *text*, which must be TOML, with *option* set to *value*; None removes the option.
 
-    Raises ConfigError where the table of the option is none, or cannot be added to.
+    Raises ConfigError if the table of the option is not a table, or cannot be added to.
     """
     path = tuple(option.key.split("."))
-    wanted = toml_source.load(text)
-    table = wanted
+    edited = toml_source.load(text)
+    table = edited
     for length, part in enumerate(path[:-1], 1):
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
             raise ConfigError(
-                f'"{".".join(path[:length])}" is no table', f'write "[{option.table}]"'
+                f'"{".".join(path[:length])}" is not a table', f'write "[{option.table}]"'
             )
     present = path[-1] in table
     if not present and value is None:
@@ -84,7 +95,7 @@ def apply(text: str, option: Option, value: Value) -> str:
     ways = [_with_tomlkit] if present else [_at_sample, _with_tomlkit, _at_end, _below_header]
     for change in ways:
         changed = change(text, path, value)
-        if changed is not None and toml_source.has_meaning(changed, wanted):
+        if changed is not None and toml_source.has_meaning(changed, edited):
             return toml_source.with_newlines_of(text, changed)
     raise ConfigError(
         f'cannot set "{option.key}" in this file', "move its table to the end of the file"
@@ -92,7 +103,7 @@ def apply(text: str, option: Option, value: Value) -> str:
 
 
 def _at_sample(text: str, path: tuple[str, ...], value: Value) -> str | None:
-    """Put the option where a comment shows how to set it."""
+    """Put the option in place of the comment that shows how to set it; None without a comment."""
     for statement in toml_source.scan(text):
         if statement.kind == "sample" and statement.path == path:
             line = f"{path[-1]} = {option_table.literal(value)}"
@@ -116,12 +127,12 @@ def _with_tomlkit(text: str, path: tuple[str, ...], value: Value) -> str | None:
         else:
             table[path[-1]] = value
         return tomlkit.dumps(document)
-    # It has more of its own than its exceptions for what it does not expect.
+    # tomlkit raises more than its own exceptions for documents that it does not expect.
     except (TOMLKitError, AttributeError, LookupError, TypeError, ValueError, RecursionError):
         return None
 
 
-# tomlkit does not add to a table whose parts are apart, or that is nowhere but in dotted keys.
+# tomlkit cannot add to a table whose parts are in several places, or that only dotted keys make.
 def _at_end(text: str, path: tuple[str, ...], value: Value) -> str:
     """Add the table and the option to the end of *text*."""
     end = "" if text.endswith("\n") else "\n"

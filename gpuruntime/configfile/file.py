@@ -37,32 +37,32 @@ def read(path: str) -> tuple[str, os.stat_result]:
         return data.decode(), status
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f'"{path}" line {line}: no UTF-8', "correct the file") from error
+        raise ConfigError(f'"{path}" line {line}: not valid UTF-8', "correct the file") from error
 
 
 def _read(fd: int, path: str, status: os.stat_result) -> bytes:
-    """Return what the file *fd* holds, or one byte more than it may."""
+    """Return the bytes of the file *fd*, or one byte more than the limit."""
     if not stat.S_ISREG(status.st_mode):
-        raise ConfigError(f'"{path}" is no regular file', "put a config file there")
+        raise ConfigError(f'"{path}" is not a regular file', "put a config file there")
     return _content(fd, MAX_CONFIG_BYTES + 1)
 
 
 def parse(text: str, path: str) -> dict[str, Any]:
-    """Return the document that *text* of the file *path* is."""
+    """Return the TOML document *text* of the file *path*; raise ConfigError."""
     if LONG_KEY.search(text):
-        raise ConfigError(f'"{path}" has a key of too many parts', "put a config file there")
+        raise ConfigError(f'"{path}" has a key with too many parts', "put a config file there")
     try:
         return tomllib.loads(text)
-    # ValueError: more than TOMLDecodeError comes out, as for a number of 5000 digits.
+    # ValueError, not only TOMLDecodeError: a number of 5000 digits raises it, for example.
     except (ValueError, OverflowError, RecursionError) as error:
-        raise ConfigError(f'"{path}" is no TOML: {error}', "correct the file") from error
+        raise ConfigError(f'"{path}" is not valid TOML: {error}', "correct the file") from error
 
 
 def replace(path: str, text: str) -> bool:
-    """Have *text* in the file *path*, atomically, and return whether that changed it.
+    """Replace the content of the file *path* by *text*, atomically; return whether it changed.
 
-    What is missing of its directory is made (0755). A file that is there keeps mode and owner, a
-    link to it stays one.
+    Missing directories are created with mode 0755. An existing file keeps its mode and owner, and
+    a symlink to it stays a symlink. Raises ConfigError.
     """
     if _holds(files.resolve(path), text.encode()):
         return False
@@ -71,7 +71,7 @@ def replace(path: str, text: str) -> bool:
 
 
 def _holds(path: str, data: bytes) -> bool:
-    """Return whether *path* is a file with just *data*; one that cannot be read is not."""
+    """Return whether *path* is a readable file whose content is *data*."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except (OSError, ValueError):

@@ -11,7 +11,7 @@ from gpuruntime.formats.toml_source import Path
 
 
 def lines(text: str) -> dict[Path, int]:
-    """Return the first line of each path of *text*, which must be TOML; inline tables not."""
+    """Return the first line of each path of the TOML *text*, except for keys of inline tables."""
     breaks = [match.start() for match in re.finditer("\n", text)]
     first: dict[Path, int] = {}
     for statement in toml_source.scan(text):
@@ -22,9 +22,9 @@ def lines(text: str) -> dict[Path, int]:
 
 
 def line_of(path: Path, places: dict[Path, int]) -> int | None:
-    """Return the line of *path*, or of what it is in; None if neither is in *places*."""
+    """Return the line of *path*, or of the nearest table around it; None if *places* has none."""
     for length in range(len(path), 0, -1):
         if path[:length] in places:
             return places[path[:length]]
-    # A table that only dotted headers name.
+    # A table that only the headers of its subtables name.
     return next((line for other, line in places.items() if other[: len(path)] == path), None)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of config.toml's options: key, type, default, purpose; and the texts made from it.
+"""The table of the options of config.toml: key, type, default, purpose; and texts made from it.
 
-Pure; not on the start path, which has the defaults in gpuruntime/config.py.
+Pure. The start path does not load it: gpuruntime/config.py has the defaults.
 """
 
 from __future__ import annotations
@@ -11,6 +11,10 @@ import difflib
 import json
 from collections.abc import Iterator, Mapping
 
+from gpuruntime import config as settings
+from gpuruntime.plan import gpu_edits
+from gpuruntime.request import capabilities
+
 Value = str | int | bool | list[str] | None
 
 
@@ -18,10 +22,10 @@ Value = str | int | bool | list[str] | None
 class Option:
     """One key of config.toml.
 
-    *kind* is a word of KINDS. *choices* are the values there are, of a list those of its items;
-    if *strict*, another one is an error. The incumbent takes any, and so do we for its keys.
-    *sample* is what the example shows, commented out, where the default would show nothing.
-    *acts*: we do act on it; else it is accepted for the incumbent's sake, or not there yet.
+    *kind* is a key of KINDS. *choices* are the allowed values, or of a list the allowed items.
+    *maximum* is the largest value of an integer that has an effect. *sample* is the value that the
+    example shows, commented out, where the default would show nothing. *never* is the reason why
+    no program of ours acts on the key, which exists for the incumbent's config files.
     """
 
     key: str
@@ -31,8 +35,8 @@ class Option:
     _: dataclasses.KW_ONLY
     sample: Value = None
     choices: tuple[str, ...] = ()
-    strict: bool = False
-    acts: bool = False
+    maximum: int = 0
+    never: str = ""
 
     @property
     def table(self) -> str:
@@ -45,7 +49,7 @@ class Option:
         return self.key.rpartition(".")[2]
 
 
-# Kind → how a message calls it.
+# Kind → the words for it in a message.
 KINDS = {
     "bool": "true or false",
     "optional": "true or false",
@@ -53,7 +57,6 @@ KINDS = {
     "string": "a string",
     "list": "a list of strings",
 }
-CAPABILITIES = ("compat32", "compute", "display", "graphics", "ngx", "utility", "video")
 HOOKS = (
     "all",
     "chmod",
@@ -83,277 +86,266 @@ OPTIONS = (
         f"{_ACCEPT}-as-volume-mounts",
         "bool",
         default=False,
-        doc="Containers may ask for GPUs by mounts of /dev/null below "
+        doc="Whether containers may request GPUs by mounts of /dev/null below "
         "/var/run/nvidia-container-devices.",
         sample=False,
-        acts=True,
     ),
     Option(
         f"{_ACCEPT}-envvar-when-unprivileged",
         "bool",
         default=True,
-        doc="Containers without CAP_SYS_ADMIN may ask for GPUs by environment variables.",
+        doc="Whether containers without CAP_SYS_ADMIN may request GPUs by environment variables.",
         sample=True,
-        acts=True,
     ),
     Option(
         "disable-require",
         "bool",
         default=False,
-        doc="What images require of the host by NVIDIA_REQUIRE_ variables is not checked.",
-        acts=True,
+        doc="Whether the requirements of images on the host, in NVIDIA_REQUIRE_* variables, are "
+        "ignored.",
     ),
     Option(
         "discovery-timeout",
         "integer",
         default=30,
-        doc="Seconds that the driver has to answer when GPUs are looked for.",
-        acts=True,
+        doc="Seconds to wait for the driver's answer when the GPUs are discovered.",
     ),
     Option(
         "health",
         "string",
         default="",
-        doc='"nvml": ask the driver at each start whether the GPUs are still there; '
-        '"": believe their files.',
+        doc='"nvml": ask the driver at each start of a container whether the GPUs still work; '
+        '"": only check that their files exist.',
         choices=("", "nvml"),
-        strict=True,
-        acts=True,
     ),
     Option(
         "hook-deadline",
         "integer",
         default=10,
-        doc="Seconds, up to 600, that a hook has to work in a container's root; a spec's hook has "
-        "them by its argument --deadline.",
-        acts=True,
+        doc="Seconds, from 1 to 600, that a hook may take to work in a container's root. Hooks "
+        "of generated CDI specs get the value as their argument --deadline.",
+        maximum=gpu_edits.MAX_HOOK_DEADLINE_S,
     ),
     Option(
         "ldconfig-mode",
         "string",
         default="merge",
-        doc='The loader cache of a container: "merge" adds the driver to it and runs nothing; '
-        '"host" runs the host\'s ldconfig, confined, where that cannot be; "none" leaves it.',
+        doc='How the loader cache of a container learns the driver\'s libraries: "merge" adds '
+        'them without running a program; "host" also runs the host\'s ldconfig, confined, where '
+        'the merge is not possible; "none" leaves the cache unchanged.',
         choices=("merge", "host", "none"),
-        strict=True,
-        acts=True,
     ),
     Option(
         "missing-gpu",
         "string",
         default="error",
-        doc='A GPU that was asked for and cannot be given: "error" fails the container, '
-        '"warn" lets it start without.',
+        doc='What happens if a requested GPU does not exist or does not work: "error" fails the '
+        'container, "warn" starts the container without the GPU.',
         choices=("error", "warn"),
-        strict=True,
-        acts=True,
     ),
     Option(
         "supported-driver-capabilities",
         "string",
-        default=",".join(CAPABILITIES),
-        doc="The driver capabilities that containers may ask for; "
-        "`all` in an image stands for these.",
-        acts=True,
+        default=",".join(capabilities.ALL),
+        doc="Driver capabilities that containers may request, separated by commas. The value "
+        '"all" in an image stands for these.',
     ),
     Option(
         "swarm-resource",
         "string",
         default="",
-        doc="Environment variables, separated by commas, that stand in for "
-        "NVIDIA_VISIBLE_DEVICES.",
+        doc="Environment variables, separated by commas, that replace NVIDIA_VISIBLE_DEVICES.",
         sample="DOCKER_RESOURCE_GPU",
-        acts=True,
     ),
     Option(
         "features.allow-cuda-compat-libs-from-container",
         "optional",
         default=None,
-        doc="An unknown modes.legacy.cuda-compat-mode counts as ldconfig, not as disabled.",
+        doc='Treat an unknown value of modes.legacy.cuda-compat-mode as "ldconfig" instead of '
+        '"disabled".',
         sample=True,
-        acts=True,
     ),
     Option(
         "features.allow-ldconfig-from-container",
         "optional",
         default=None,
-        doc='nvidia-container-cli.ldconfig may be a path in the container, without "@".',
+        doc='Allow a path without "@" in nvidia-container-cli.ldconfig, which means a path in '
+        "the container.",
         sample=True,
-        acts=True,
     ),
     Option(
         "features.allow-unknown-oci-spec-fields",
         "optional",
         default=None,
-        doc="No effect: unknown members of config.json are always kept.",
+        doc="Accept members of config.json that the runtime does not know.",
+        never="unknown members of config.json are always accepted and kept",
         sample=True,
     ),
     Option(
         "features.disable-cuda-compat-lib-hook",
         "optional",
         default=None,
-        doc="CUDA's compatibility libraries of an image are never put to use.",
+        doc="Never use the CUDA compatibility libraries of an image.",
         sample=True,
-        acts=True,
     ),
     Option(
         "features.disable-imex-channel-creation",
         "optional",
         default=None,
-        doc="The prestart hook makes no device nodes of IMEX channels.",
+        doc="Do not create device nodes of IMEX channels.",
+        never="no program creates IMEX channels: a container gets a channel only if the channel "
+        "exists",
         sample=True,
     ),
     Option(
         "features.ignore-imex-channel-requests",
         "optional",
         default=None,
-        doc="No container gets an IMEX channel.",
+        doc="Ignore all requests of containers for IMEX channels.",
         sample=True,
-        acts=True,
     ),
     Option(
         "features.no-additional-gids-for-device-nodes",
         "optional",
         default=None,
-        doc="The groups of device nodes are not given to the container's process.",
+        doc="Do not add the groups of device nodes to the container's process.",
         sample=True,
-        acts=True,
     ),
     Option(
         f"{_CLI}.debug",
         "string",
         default="",
-        doc="Log file of nvidia-container-cli; none by default.",
+        doc="File to which the prestart hook appends a log of each step; no log by default. The "
+        "file is opened on the host without following a link.",
         sample="/var/log/nvidia-container-toolkit.log",
     ),
     Option(
         f"{_CLI}.environment",
         "list",
         default=[],
-        doc='Variables, as "NAME=VALUE", for nvidia-container-cli.',
+        doc='Environment variables for nvidia-container-cli, as "NAME=VALUE".',
+        never="the hooks start no program with variables, and read none themselves",
     ),
     Option(
         f"{_CLI}.ldcache",
         "string",
         default="",
-        doc="The loader cache of the driver root; its etc/ld.so.cache by default.",
+        doc="Loader cache in which the driver's libraries are searched.",
+        never="the libraries are searched with the loader files of the driver root itself, and "
+        "in the directories of the distributions; another cache describes another root",
         sample="/etc/ld.so.cache",
     ),
     Option(
         f"{_CLI}.ldconfig",
         "string",
         default="@/sbin/ldconfig",
-        doc='The ldconfig of the host, after "@", for ldconfig-mode = "host".',
-        acts=True,
+        doc='Path of the host\'s ldconfig, after "@"; run only with ldconfig-mode = "host".',
     ),
     Option(
         f"{_CLI}.load-kmods",
         "bool",
         default=True,
-        doc="Have the driver load its modules and make device nodes where one is missing.",
-        acts=True,
+        doc="Whether the driver is told to load its modules and to create its device nodes if a "
+        "node is missing.",
     ),
     Option(
         f"{_CLI}.no-cgroups",
         "bool",
         default=False,
-        doc="The prestart hook allows no device in the container's cgroup: a container that "
-        "our runtime has not given its devices is refused.",
-        acts=True,
+        doc="Forbid the prestart hook to allow devices in the container's cgroup: a container to "
+        "which our runtime has not given its devices is then refused.",
         sample=False,
     ),
     Option(
         f"{_CLI}.no-pivot",
         "bool",
         default=False,
-        doc="nvidia-container-cli uses no pivot_root(2).",
+        doc="Do not use pivot_root(2).",
+        never="the hooks never use pivot_root(2): they reach the container's root through file "
+        "descriptors",
         sample=True,
     ),
     Option(
         f"{_CLI}.path",
         "string",
         default="",
-        doc="The program nvidia-container-cli; searched on PATH by default.",
+        doc="Path of the program nvidia-container-cli.",
+        never="the hooks do the work themselves and never run nvidia-container-cli",
         sample="/usr/bin/nvidia-container-cli",
     ),
     Option(
         f"{_CLI}.root",
         "string",
         default="",
-        doc="The driver root: where the driver's files are; / by default.",
+        doc="Driver root: the directory below which the driver is installed; / by default.",
         sample="/run/nvidia/driver",
-        acts=True,
     ),
     Option(
         f"{_CLI}.user",
         "string",
         default="",
-        doc="User and group of nvidia-container-cli while it asks the driver.",
+        doc="User and group as which nvidia-container-cli queries the driver.",
+        never="the driver is queried as the caller of the runtime, because the query may have to "
+        "create missing device nodes",
         sample="root:video",
     ),
     Option(
         f"{_RUNTIME}.debug",
         "string",
         default="/dev/null",
-        doc="A file that the runtime adds its records to, beside the log of the engine; "
+        doc="File to which the runtime appends its records, in addition to the engine's log; "
         "/dev/null by default.",
         sample="/var/log/nvidia-container-runtime.log",
-        acts=True,
     ),
     Option(
         f"{_RUNTIME}.log-level",
         "string",
         default="info",
-        doc='What is recorded: "error", "warning", "info" or "debug". '
-        'With "debug" every edit is one line.',
-        choices=("panic", "fatal", "error", "warn", "warning", "info", "debug", "trace"),
-        acts=True,
+        doc='Lowest level of the records: "error", "warning", "info" or "debug". With "debug", '
+        "each edit of a container is one record.",
+        choices=tuple(settings.LOG_LEVELS),
     ),
     Option(
         f"{_RUNTIME}.mode",
         "string",
         default="auto",
-        doc='"cdi": devices come from the CDI specs in spec-dirs; "jit-cdi": from the machine '
-        'as it is; "legacy": a prestart hook brings the files. '
-        '"auto" is cdi for names of CDI, jit-cdi for others.',
-        choices=("auto", "cdi", "jit-cdi", "legacy", "csv"),
-        acts=True,
+        doc='Where the devices of a container come from: "cdi" from the CDI specs in spec-dirs; '
+        '"jit-cdi" from the current state of the host; "legacy" also from there, but a prestart '
+        'hook mounts the driver\'s files. "auto" is "cdi" for qualified CDI names and "jit-cdi" '
+        "for other names.",
+        choices=settings.MODES,
     ),
     Option(
         f"{_RUNTIME}.runtimes",
         "list",
         default=["runc", "crun"],
-        doc="Low-level runtimes, the first that is there is used. A name is searched on PATH.",
-        acts=True,
+        doc="Low-level runtimes; the first that exists is used. A name is searched in PATH.",
     ),
     Option(
         f"{_MODES}.cdi.annotation-prefixes",
         "list",
         default=["cdi.k8s.io/"],
-        doc="Annotations whose key begins so ask for devices.",
-        acts=True,
+        doc="Annotations whose key starts with one of these prefixes request devices.",
     ),
     Option(
         f"{_MODES}.cdi.default-kind",
         "string",
         default="nvidia.com/gpu",
-        doc="The kind of a device that a container names without one: "
+        doc="CDI kind of a device that a container names without a kind: "
         "NVIDIA_VISIBLE_DEVICES=0 is nvidia.com/gpu=0.",
-        acts=True,
     ),
     Option(
         f"{_MODES}.cdi.spec-dirs",
         "list",
         default=["/etc/cdi", "/var/run/cdi"],
-        doc="Where CDI specs are looked for. A later directory wins over an earlier one.",
-        acts=True,
+        doc="Directories of CDI specs. A later directory takes precedence over an earlier one.",
     ),
     Option(
         f"{_MODES}.csv.compat-container-root",
         "string",
         default="",
-        doc="Where an image for Orin has CUDA's compatibility libraries; "
-        "/usr/local/cuda/compat_orin by default.",
+        doc="Directory of the CUDA compatibility libraries in images for Orin.",
+        never='the mode "csv" is not supported',
         sample="/usr/local/cuda/compat_orin",
     ),
     Option(
@@ -361,24 +353,22 @@ OPTIONS = (
         "string",
         default=f"/etc/{_RUNTIME}/host-files-for-container.d",
         doc="Directory of the CSV files of Tegra systems.",
+        never='the mode "csv" is not supported',
     ),
     Option(
         f"{_MODES}.jit-cdi.driver-capabilities",
         "string",
         default="env",
-        doc='"env": a container gets the files for its NVIDIA_DRIVER_CAPABILITIES; '
-        '"all": every file of the driver.',
+        doc='"env": a container gets the driver files for its NVIDIA_DRIVER_CAPABILITIES; "all": '
+        "every container gets all driver files.",
         choices=("env", "all"),
-        strict=True,
-        acts=True,
     ),
     Option(
         f"{_MODES}.jit-cdi.nvcdi-disable-hooks",
         "list",
         default=[],
-        doc='Steps in the container that are left out, by the name of their hook, or "all".',
+        doc='Steps in the container that are omitted, by the name of their hook, or "all".',
         choices=HOOKS,
-        acts=True,
     ),
     Option(
         f"{_MODES}.jit-cdi.nvcdi-feature-flags",
@@ -386,37 +376,32 @@ OPTIONS = (
         default=[],
         doc="Feature flags, as for `gpuruntime cdi generate --feature-flag`.",
         choices=FLAGS,
-        acts=True,
     ),
     Option(
         f"{_MODES}.legacy.cuda-compat-mode",
         "string",
         default="ldconfig",
-        doc="How CUDA's compatibility libraries of an image are put to use: "
-        '"ldconfig", "mount", "hook" or "disabled".',
+        doc='How the CUDA compatibility libraries of an image are used: "ldconfig", "mount", '
+        '"hook" or "disabled".',
         choices=("disabled", "hook", "ldconfig", "mount"),
-        acts=True,
     ),
     Option(
         f"{_RUNTIME}-hook.path",
         "string",
         default="nvidia-container-runtime-hook",
-        doc="The prestart hook of the mode legacy, by its absolute path; ours by default.",
-        acts=True,
+        doc="Absolute path of the prestart hook of the mode legacy; our own hook by default.",
     ),
     Option(
         f"{_RUNTIME}-hook.skip-mode-detection",
         "bool",
         default=False,
-        doc="The prestart hook works in every mode, not in legacy only.",
-        acts=True,
+        doc="Whether the prestart hook works in every mode instead of the mode legacy only.",
     ),
     Option(
         "nvidia-ctk.path",
         "string",
         default="nvidia-ctk",
-        doc="The program that hooks call, by its absolute path; gpu-cdi-hook by default.",
-        acts=True,
+        doc="Absolute path of the program that hooks call; gpu-cdi-hook by default.",
     ),
 )
 BY_KEY = {option.key: option for option in OPTIONS}
@@ -427,9 +412,9 @@ TABLES = frozenset(
 )
 
 _HEAD = """\
-# gpuruntime: every option. What is commented out shows how, and is not in force.
-# Place: /etc/gpuruntime/config.toml, or /etc/nvidia-container-runtime/config.toml.
-# A key that is not listed here is a warning, never a failed container.
+# All options of gpuruntime. An option that is commented out is an example and not in force.
+# Location: /etc/gpuruntime/config.toml, or /etc/nvidia-container-runtime/config.toml.
+# A key that is not listed here causes a warning, never a failed container.
 """
 _REFERENCE_HEAD = """\
 # config.toml
@@ -446,41 +431,60 @@ The file in force is the first that exists:
 5. `/etc/gpuruntime/config.toml`
 6. `/etc/nvidia-container-runtime/config.toml`
 
-Without one, every option has its default.
-`gpuruntime config show` says which file that is, and where each value is from.
+Without a file, every option has its default.
+`gpuruntime config show` prints the file in force, and the origin of each value.
 
-| command | what it does |
+| command | effect |
 |---|---|
-| `gpuruntime config show` | prints the values in force, with `--json` for programs |
-| `gpuruntime config default` | prints a file with every option, as `config.toml.example` |
-| `gpuruntime config set KEY=VALUE...` | prints the file changed; `--in-place` writes it |
-| `gpuruntime config check` | names everything that is wrong with the file, by line |
+| `gpuruntime config` | prints the file in force, or the defaults if there is no file |
+| `gpuruntime config show` | prints the values in force; `--json` for programs |
+| `gpuruntime config default` | prints a file with every option, such as `config.toml.example` |
+| `gpuruntime config set KEY=VALUE...` | prints the changed file; `--in-place` writes the file |
+| `gpuruntime config check` | lists every fault of the file, with its line |
 | `gpuruntime config compile` | compiles the file for the start path, which reads no TOML |
 
-A key that is not listed is a warning when a container starts, and an error of `config check`.
-A value of the wrong type is an error of both.
-Items of a list are separated by `:` in `config set`, or by `,` if there is no `:`.
-A feature is removed from the file by `nil`.
-An option that is *not yet* acted on may be set: `config check` notes it.
+`config set` separates the items of a list at `:`, or at `,` if the value has no `:`.
+The value `nil` removes a feature from the file.
 
-| key | type | default | acted on | what for |
+## Faults
+
+`config check`, `doctor` and `config set` judge a value by the same function.
+
+| severity | which faults | start of a container |
+|---|---|---|
+| error | invalid TOML, a wrong type, a value that is not allowed | fails |
+| error | an unknown mode or driver capability | fails if the container requests a GPU |
+| warning | an unknown key; `hook-deadline = 9999` (600 is used), an unknown log level | succeeds |
+| note | a key, or a word in a list, that has no effect | succeeds |
+
+`config check` exits with 1 if there is an error or a warning.
+`config set` refuses a value with an error or a warning: it names the allowed values, changes
+nothing, and exits with 2.
+
+## Options
+
+Some keys exist only for the incumbent's files: the last column says why no program acts on them.
+
+| key | type | default | meaning | never acted on, because |
 |---|---|---|---|---|
 """
 
 
 def example(overrides: Mapping[str, Value] | None = None) -> str:
     """Return a config file with every option; *overrides* are values in place of the defaults."""
-    given = overrides or {}
+    values = overrides or {}
     blocks = [_HEAD]
     table = ""
     for option in OPTIONS:
         header = "" if option.table == table else f"[{option.table}]\n"
         table = option.table
-        value = given.get(option.key, option.default)
+        value = values.get(option.key, option.default)
         mark = ""
-        if option.sample is not None and option.key not in given:
+        if option.sample is not None and option.key not in values:
             mark, value = "#", option.sample
-        blocks.append(f"{header}# {option.doc}\n{mark}{option.name} = {literal(value)}\n")
+        note = f"# No effect: {option.never}.\n" if option.never else ""
+        setting = f"{mark}{option.name} = {literal(value)}\n"
+        blocks.append(f"{header}# {option.doc}\n{note}{setting}")
     return "\n".join(blocks)
 
 
@@ -489,7 +493,7 @@ def reference() -> str:
     rows = (
         f"| `{option.key}` | {'bool, or not set' if option.kind == 'optional' else option.kind} "
         f"| {'not set' if option.default is None else f'`{literal(option.default)}`'} "
-        f"| {'yes' if option.acts else 'not yet'} | {option.doc} |\n"
+        f"| {option.doc} | {option.never} |\n"
         for option in OPTIONS
     )
     return _REFERENCE_HEAD + "".join(rows)
@@ -499,14 +503,14 @@ def literal(value: Value) -> str:
     """Return *value* as TOML."""
     if isinstance(value, list):
         return f"[{', '.join(literal(item) for item in value)}]"
-    # What JSON has for a string, TOML has too, but for the one control character it lets through.
+    # Each JSON string is a TOML string, except for DEL, which JSON does not escape.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def flatten(document: Mapping[str, object]) -> Iterator[tuple[tuple[str, ...], object]]:
-    """Give each value of *document* with its path; a known key that is a table is a value too.
+    """Yield each value of *document* with its path.
 
-    Below a path that is longer than that of any option, a table is a value.
+    A table is a value if it is at the key of an option, or deeper than every option.
     """
     deepest = max(option.key.count(".") for option in OPTIONS) + 1
     todo: list[tuple[tuple[str, ...], object]] = [((), document)]
@@ -519,7 +523,7 @@ def flatten(document: Mapping[str, object]) -> Iterator[tuple[tuple[str, ...], o
 
 
 def to_key(path: tuple[str, ...]) -> str:
-    """Return the dotted key of *path*; a part that needs it is quoted, and no option's."""
+    """Return the dotted key of *path*; a part with characters that no key has is quoted."""
     return ".".join(
         part
         if part and all(c.isascii() and (c.isalnum() or c in "-_") for c in part)
@@ -529,7 +533,7 @@ def to_key(path: tuple[str, ...]) -> str:
 
 
 def nearest(key: str) -> str | None:
-    """Return the known key that may be meant by *key*: of the same name, else spelled alike."""
+    """Return the known key most similar to *key*, with the same last part if possible, or None."""
     if len(key) > 200:
         return None
     name = key.rpartition(".")[2]

@@ -80,7 +80,7 @@ def test_the_first_file_that_exists_is_in_force(tmp_path: Path) -> None:
 
 def test_a_config_that_is_no_file_is_an_error(tmp_path: Path) -> None:
     """Silence would be the defaults in place of what the operator wrote."""
-    with pytest.raises(ConfigError, match="no regular file"):
+    with pytest.raises(ConfigError, match="not a regular file"):
         config.find({"GPURUNTIME_CONFIG": str(tmp_path)})
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(ConfigError, match="cannot look at"):
@@ -322,11 +322,33 @@ def test_many_unknown_keys_are_a_few_warnings(tmp_path: Path, run_directory: Pat
         "nvidia-container-cli.ldconfig = '/x'\nfeatures.allow-ldconfig-from-container = true\n",
     ],
 )
-def test_what_has_no_effect_yet_is_accepted_silently(
+def test_what_has_no_effect_is_accepted_silently(
     tmp_path: Path, run_directory: Path, text: str
 ) -> None:
     """The incumbent's files have it; `config check` is where to ask."""
     assert compilation.compile_file(toml(tmp_path, text))[1] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "warning"),
+    [
+        ("nvidia-container-runtime.mode = 'csv'", {f"{config.RUNTIME}.mode": "csv"}, '"csv"'),
+        (
+            "supported-driver-capabilities = 'x'",
+            {"supported-driver-capabilities": "x"},
+            'has "x": containers that request a GPU fail',
+        ),
+        ("hook-deadline = 9999", {"hook-deadline": 9999}, "600 is used"),
+    ],
+)
+def test_what_fails_no_other_container_is_a_warning(
+    tmp_path: Path, run_directory: Path, text: str, values: dict[str, Any], warning: str
+) -> None:
+    """Containers without a GPU start; the value is kept, so that the others name it."""
+    compiled, warnings = compilation.compile_file(toml(tmp_path, text))
+    assert compiled == values
+    assert len(warnings) == 1
+    assert warning in warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -356,7 +378,7 @@ def test_an_unknown_log_level_is_a_warning(tmp_path: Path, run_directory: Path) 
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("x = [", "no TOML"),
+        ("x = [", "not valid TOML"),
         ("[nvidia-container-runtime]\nruntimes = 'runc'", "a list of strings"),
         ("[nvidia-container-runtime]\nruntimes = [1]", "a list of strings"),
         ("[nvidia-container-runtime]\nruntimes = ['']", "has an empty string"),

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpuruntime import config
-from gpuruntime.configfile import option_table
+from gpuruntime.configfile import edit, option_table
 
 # Each test starts the command line, most of them several times.
 pytestmark = pytest.mark.slow
@@ -94,9 +94,9 @@ def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[s
     )
 
 
-def said(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the error of a command that fails as it must: two lines, nothing on stdout."""
-    assert done.returncode == 1, done
+def said(done: subprocess.CompletedProcess[str], status: int = 1) -> str:
+    """Return the error of a command that fails with *status*: two lines, nothing on stdout."""
+    assert done.returncode == status, done
     assert done.stdout == ""
     error, hint = done.stderr.splitlines()
     assert error.startswith("error: configuration: ")
@@ -138,14 +138,14 @@ def test_a_check_names_everything_with_its_line(tmp_path: Path) -> None:
     path.write_text(WRONG)
     done = run("check", "--config", path)
     assert done.returncode == 1
-    assert done.stderr == "6 problems\n"
+    assert done.stderr == "7 problems\n"
     lines = [line.removeprefix(f"{path}:").split(": ", 2) for line in done.stdout.splitlines()]
     assert [(where, word) for where, word, _ in lines] == [
         ("1", "error"),
         ("2", "warning"),
         ("4", "warning"),
         ("5", "warning"),
-        ("6", "note"),
+        ("6", "error"),
         ("8", "error"),
         ("9", "note"),
         ("10", "error"),
@@ -171,13 +171,19 @@ def test_what_a_check_says(tmp_path: Path, line: str, said: str) -> None:
     assert (done.returncode, bool(done.stdout)) == (bool(said), bool(said))
 
 
-def test_what_has_no_effect_yet_is_a_note(tmp_path: Path) -> None:
-    """It is no mistake of the operator's."""
+def test_a_key_that_is_never_acted_on_is_a_note_with_the_reason(tmp_path: Path) -> None:
+    """The incumbent's file may have it, and the operator should know why it does nothing."""
     path = tmp_path / "config.toml"
     path.write_text('[nvidia-container-cli]\nno-pivot = true\ndebug = ""\n')
     done = run("check", "-c", path)
     assert (done.returncode, done.stderr) == (0, "0 problems\n")
-    assert done.stdout == f'{path}:2: note: "nvidia-container-cli.no-pivot" has no effect yet\n'
+    option = option_table.BY_KEY["nvidia-container-cli.no-pivot"]
+    assert done.stdout == f'{path}:2: note: "{option.key}" has no effect: {option.never}\n'
+    assert len(option.never.split()) > 5
+    # `config set` says the same, and sets it.
+    done = run("set", "-i", "-c", path, "nvidia-container-cli.no-pivot=1")
+    assert done.returncode == 0
+    assert f'note: "{option.key}" has no effect: {option.never}\n' in done.stderr
 
 
 def test_a_check_without_a_file() -> None:
@@ -276,19 +282,67 @@ def test_a_file_that_is_not_there_begins_with_the_defaults(tmp_path: Path) -> No
     [
         ("no-such=1", "invalid config option"),
         ("disable-require=maybe", "invalid value"),
-        ("nvidia-container-cli.ldconfig=/sbin/ldconfig", "invalid config value"),
-        ("missing-gpu=hide", "missing-gpu"),
-        ("discovery-timeout=0", "whole number"),
+        ("hook-deadline=x", "give a whole number from 1 to 600"),
         ("nvidia-container-runtime.runtimes=", "empty string"),
-        ("nvidia-container-runtime.modes.cdi.default-kind=gpu", "default-kind"),
     ],
 )
 def test_what_cannot_be_set_changes_nothing(incumbent: Path, argument: str, message: str) -> None:
     """Also not by what is before it on the same command line."""
     done = run("set", "-i", "-c", incumbent, f"{MODE}=cdi", argument)
-    assert message in said(done)
+    assert said(done, 2)
+    assert message in done.stderr
     assert incumbent.read_text() == INCUMBENT
     assert os.listdir(incumbent.parent) == ["config.toml"]
+
+
+CAPABILITIES = '"compat32", "compute", "display", "graphics", "ngx", "utility", "video", "all"'
+MODES = '"auto", "cdi", "jit-cdi", "legacy"'
+# A value that a start of a container refuses or replaces → the severity in the file, and what the
+# message and the hint say: the allowed values among it.
+REFUSED = {
+    f"{MODE}=csv": ("error", f'{MODE}" is "csv"', MODES),
+    f"{MODE}=none-such": ("error", f'{MODE}" is "none-such"', MODES),
+    "hook-deadline=9999": ("warning", '"hook-deadline" is 9999: 600 is used', "1 to 600"),
+    "discovery-timeout=0": ("error", "whole number above 0", "whole number above 0"),
+    "health=dcgm": ("error", '"health" is "dcgm"', '"", "nvml"'),
+    "ldconfig-mode=none-such": ("error", "ldconfig-mode", '"merge", "host", "none"'),
+    "missing-gpu=hide": ("error", "missing-gpu", '"error", "warn"'),
+    "supported-driver-capabilities=compute,x": ("error", 'has "x"', CAPABILITIES),
+    "nvidia-container-cli.root=srv": ("error", "not an absolute path", "/"),
+    "nvidia-container-cli.debug=x.log": ("warning", "not an absolute path", "/"),
+    "nvidia-container-runtime.debug=x.log": ("warning", "not an absolute path", "/"),
+    "nvidia-container-runtime.log-level=loud": ("warning", 'taken for "info"', '"panic", "fatal"'),
+    "nvidia-container-runtime.runtimes=bin/runc": ("warning", "bin/runc", "absolute path"),
+    "nvidia-container-runtime.modes.cdi.default-kind=gpu": ("error", "vendor", "vendor/class"),
+    "nvidia-container-runtime.modes.cdi.spec-dirs=cdi": ("error", "not an absolute path", "/"),
+    "nvidia-container-runtime.modes.jit-cdi.driver-capabilities=x": ("error", "", '"env", "all"'),
+    "nvidia-container-runtime.modes.legacy.cuda-compat-mode=x": ("warning", "", '"mount"'),
+    "nvidia-container-cli.ldconfig=/sbin/ldconfig": ("error", "invalid config value", "@/sbin"),
+    "nvidia-container-cli.ldconfig=@ldconfig": ("error", "absolute path", "@/sbin/ldconfig"),
+}
+
+
+@pytest.mark.parametrize("argument", REFUSED)
+def test_what_a_container_would_not_get_is_refused_when_it_is_set(
+    incumbent: Path, argument: str
+) -> None:
+    """With the allowed values; a check of a file that has the value says the same."""
+    severity, message, allowed = REFUSED[argument]
+    done = run("set", "-i", "-c", incumbent, argument)
+    error = said(done, 2).removeprefix("error: configuration: ")
+    hint = done.stderr.splitlines()[1].removeprefix("hint: ")
+    assert message in error
+    assert allowed in hint
+    assert incumbent.read_text() == INCUMBENT
+    # The control: an editor can write it.
+    option, value = edit.parse(argument)
+    changed = edit.apply(INCUMBENT, option, value)
+    incumbent.write_text(changed)
+    done = run("check", "-c", incumbent)
+    assert done.returncode == 1
+    setting = f"{option.name} = {option_table.literal(value)}"
+    line = changed.splitlines().index(setting) + 1
+    assert done.stdout == f"{incumbent}:{line}: {severity}: {error}; {hint}\n"
 
 
 def test_a_value_that_was_wrong_can_be_corrected(tmp_path: Path) -> None:
@@ -393,7 +447,7 @@ def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path, kind: str) -> No
     else:
         pytest.skip("only root makes a device")
     before = path.stat()
-    assert "no regular file" in said(run("default", "-o", path))
+    assert "regular file" in said(run("default", "-o", path))
     assert (path.stat().st_ino, path.stat().st_mode) == (before.st_ino, before.st_mode)
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import itertools
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from gpuruntime.cli.checks import finding, readers
+from gpuruntime.cli.checks import finding, readers, toolkits
 from gpuruntime.cli.checks.check_table import CHECKS
 from gpuruntime.cli.checks.examined_machine import ExaminedMachine
 from gpuruntime.cli.checks.finding import Finding, Note, combine, exit_status
+from gpuruntime.configfile import check
 from gpuruntime.errors import ConfigError
 
 TREE = Path(__file__).parents[4]
@@ -119,3 +121,28 @@ def test_the_reference_has_every_check() -> None:
     section = REFERENCE.read_text().partition("## Checks\n")[2]
     told = re.findall(r"^\| `([a-z-]+)` \|", section, re.MULTILINE)
     assert told == list(CHECKS)
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("[nvidia-container-runtime]\nmode = 'csv'\n", "fail"),
+        ("supported-driver-capabilities = 'x'\n", "fail"),
+        ("hook-deadline = 9999\n", "warn"),
+        ("[nvidia-container-cli]\nno-pivot = true\n", "ok"),
+    ],
+)
+def test_the_config_file_is_judged_as_by_config_check(
+    tmp_path: Path, text: str, status: str
+) -> None:
+    """In the same words."""
+    path = "/etc/gpuruntime/config.toml"
+    file = tmp_path / path.lstrip("/")
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    result = combine("config", list(toolkits.config(ExaminedMachine(str(tmp_path)))))
+    assert result.status == status
+    if status != "ok":
+        (fault,) = check.examine(tomllib.loads(text))[1]
+        assert result.what == f'"{path}": {fault.message}'
+        assert result.action == fault.hint

@@ -40,7 +40,11 @@ def test_each_option_has_a_default_and_a_sample_that_it_takes(option: option_tab
             table[option.name] = value
             values, findings = check.examine(document)
             assert values == {option.key: value}
-            assert [f.message for f in findings if f.severity != "note"] == []
+            assert [f.message for f in findings if f.severity != check.NOTE] == []
+            has_note = bool(option.never) and value != option.default
+            assert [f.message for f in findings] == (
+                [f'"{option.key}" has no effect: {option.never}'] if has_note else []
+            )
 
 
 def test_the_default_file_s_commented_options_are_the_incumbent_s() -> None:
@@ -192,7 +196,7 @@ def test_another_separator() -> None:
         ("nvidia-container-runtime.runtimes", "no value"),
         ("discovery-timeout=1s", "invalid value"),
         ("discovery-timeout=\u0665", "invalid value"),
-        ("nvidia-container-cli.root=\udcff", "no UTF-8"),
+        ("nvidia-container-cli.root=\udcff", "not valid UTF-8"),
     ],
 )
 def test_what_cannot_be_set(argument: str, said: str) -> None:
@@ -204,7 +208,7 @@ def test_what_cannot_be_set(argument: str, said: str) -> None:
 
 def test_a_table_that_is_none_is_not_overwritten() -> None:
     """What stands there means something to whoever wrote it."""
-    with pytest.raises(ConfigError, match='"nvidia-container-cli" is no table'):
+    with pytest.raises(ConfigError, match='"nvidia-container-cli" is not a table'):
         edit.apply("nvidia-container-cli = 3\n", *edit.parse(f"{'nvidia-container-cli'}.root=/"))
 
 
