@@ -169,6 +169,11 @@ class Work:
         if not self.is_quiet:
             say(f"{self.program}: warning: {escape(text)}")
 
+    def trace(self, text: str) -> None:
+        """Say what is done next, if the command line asks for that."""
+        if self.is_verbose:
+            say(f"{self.program}: {escape(text)}")
+
     def execute(self, deadline: Deadline) -> None:
         """Confine this process and carry the operations out in time; raise GpuRuntimeError."""
         deadline.late = deadline.no_root
@@ -187,8 +192,7 @@ class Work:
             operation = planned.for_config(document)
             step = operation.describe()
             deadline.late = deadline.no_step(step)
-            if self.is_verbose:
-                say(f"{self.program}: {escape(step)}")
+            self.trace(step)
             operation.execute(root, self.warn)
         deadline.late = deadline.no_work
 
@@ -219,9 +223,35 @@ class ContainerWork(Work):
     def __init__(self, program: str, given: options.Given, plan: prestart.Plan) -> None:
         super().__init__(program, given, plan.operations)
         self._plan = plan
+        self._log = plan.log
+
+    def warn(self, text: str) -> None:
+        """Say, and log, what does not keep the container from starting."""
+        super().warn(text)
+        if self._log is not None:
+            self._log.record(f"warning: {text}")
+
+    def trace(self, text: str) -> None:
+        """Log what is done next, and say it if the command line asks for that."""
+        super().trace(text)
+        if self._log is not None:
+            self._log.record(text)
+
+    def execute(self, deadline: Deadline) -> None:
+        """Do the work as every hook, and log how it ended; raise GpuRuntimeError."""
+        if self._log is not None and self._log.problem:
+            super().warn(self._log.problem)
+        try:
+            super().execute(deadline)
+        except Exception as error:
+            if self._log is not None:
+                self._log.record(f"failed: {error}")
+            raise
+        self.trace("done")
 
     def enter(self) -> None:
         """Enter the mount namespace; raise BundleError."""
+        self.trace(self._plan.summary())
         self._plan.enter()
 
     def bundle(self) -> str:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from gpuruntime.request.parse import Request
     from gpuruntime.system.device_program import Device
     from gpuruntime.system.operation import Operation
+    from hooks.debug_log import DebugLog
     from hooks.options import Given
 
 NAME = "prestart"
@@ -55,6 +56,7 @@ MAX_PID = 1 << 22
 # The incumbent's ways differ in who does it; what no other hook of ours does is done here.
 _COMPAT = {"ldconfig": True, "mount": True, "hook": True, "disabled": False}
 _COMPAT_OF_OLD = "allow-cuda-compat-libs-from-container"
+_DEBUG = "nvidia-container-cli.debug"
 _ACCESS = frozenset("rwm")
 _NODE_OPTIONS = ("bind", "nosuid", "noexec")
 _NO_CGROUPS = "nvidia-container-cli.no-cgroups"
@@ -72,7 +74,8 @@ class Plan:
     """What is to be done, and in the mount namespace of which process; *bundle* has the root.
 
     *devices* are those to be allowed in the cgroup of that process. Nothing is done where
-    *warning* says that the container starts without what it asks for.
+    *warning* says that the container starts without what it asks for. *log* is the debug log of
+    the hook, None without one.
     """
 
     def __init__(
@@ -84,13 +87,21 @@ class Plan:
         devices: Sequence[Device] = (),
         deadline_s: int = 0,
         warning: str = "",
+        log: DebugLog | None = None,
     ) -> None:
         self.bundle = bundle
         self.operations = operations
         self.deadline_s = deadline_s
         self.warning = warning
+        self.log = log
         self._devices = devices
         self._pid = pid
+
+    def summary(self) -> str:
+        """Return in one line what `enter` will do."""
+        devices = ", ".join(f"{kind} {major}:{minor}" for kind, major, minor in self._devices)
+        allow = f", allow the devices {devices} in its cgroup" if devices else ""
+        return f"enter the mount namespace of process {self._pid}{allow}"
 
     def enter(self) -> None:
         """Enter that namespace and allow the devices; raise GpuRuntimeError.
@@ -183,6 +194,35 @@ def plan(state_: dict[str, Any], given: Given, cli_python: str) -> Plan | None:
     asked = parse.from_oci(document, settings.Config({**config.values, legacy: "legacy"}, None))
     if not asked:
         return None
+    log = _debug_log(config, bundle)
+    try:
+        return _plan(asked, document, state_, config, cli_python, log)
+    except GpuRuntimeError as error:
+        if log is not None:
+            log.record(f"failed: {error}")
+        raise
+
+
+def _debug_log(config: Config, bundle: str) -> DebugLog | None:
+    """Return the log that *config* asks for, None if it asks for none."""
+    path = config[_DEBUG]
+    if path in ("", os.devnull):
+        return None
+    from hooks import debug_log  # noqa: PLC0415 (hardly any config asks for it)
+
+    return debug_log.DebugLog(path, bundle)
+
+
+def _plan(
+    asked: Request,
+    document: OciConfig,
+    state_: dict[str, Any],
+    config: Config,
+    cli_python: str,
+    log: DebugLog | None,
+) -> Plan:
+    """Return the plan for *asked*, the request of *document*; raise GpuRuntimeError."""
+    bundle = state.bundle_of(state_)
     _require_mode(config)
     pid = _pid_of(state_)
     try:
@@ -190,7 +230,10 @@ def plan(state_: dict[str, Any], given: Given, cli_python: str) -> Plan | None:
     except MISSING as error:
         if config["missing-gpu"] != "warn":
             raise
-        return Plan(bundle, pid, warning=f"starts without what it asks for: {error}")
+        warning = f"starts without what it asks for: {error}"
+        if log is not None:
+            log.record(f"warning: {warning}")
+        return Plan(bundle, pid, warning=warning)
     devices = _to_allow(nodes, document, config)
     operations: list[Operation] = _to_bring(nodes, document)
     operations += [
@@ -202,7 +245,7 @@ def plan(state_: dict[str, Any], given: Given, cli_python: str) -> Plan | None:
         operations += update_container.plan(update_container.read(words))
     _load_modules(operations)
     deadline_s = from_inventory.hook_deadline(config)
-    return Plan(bundle, pid, operations, devices=devices, deadline_s=deadline_s)
+    return Plan(bundle, pid, operations, devices=devices, deadline_s=deadline_s, log=log)
 
 
 def _wanted(asked: Request, config: Config, cli_python: str) -> tuple[list[DeviceNode], Edits]:

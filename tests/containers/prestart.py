@@ -29,6 +29,8 @@ HOOK = BIN / "gpu-container-runtime-hook"
 ENGINES = WORK / "nvidia-container-runtime-hook"
 AUDITED = Path(__file__).with_name("audited.py")
 LOADED = WORK / "loaded"
+LOG = WORK / "hook.log"
+DEBUG = "nvidia-container-cli.debug"
 LIBRARIES = f"usr/lib/{os.uname().machine}-linux-gnu"
 VERSION = "550.163.01"
 CUDA = f"{LIBRARIES}/libcuda.so.{VERSION}"
@@ -353,8 +355,9 @@ def hook_alone(bench: Bench) -> dict[str, Any]:
         found["not granted, warn"] = bench.case(plain=True)
         found["no such GPU, warn"] = bench.case(plain=True, devices="63")
         found["requirement, warn"] = bench.case(plain=True, more=(REQUIREMENT,))
-    with configured({MODE: "legacy"}):
+    with configured({MODE: "legacy", DEBUG: str(LOG)}):
         found["no such GPU"] = bench.case(plain=True, devices="63")
+        found["log"] = LOG.read_text()
     bench.prestart = []
     return found
 
@@ -457,8 +460,16 @@ def play(lowlevel: str) -> dict[str, Any]:
             found["twice"] = bench.case()
             bench.prestart = []
             found["roots"] = roots(bench)
+        with configured({**legacy, DEBUG: str(LOG)}):
             found["audited"] = bench.case(audited)
             found["loaded"] = LOADED.read_text().splitlines()
+            found["log"] = {"text": LOG.read_text(), "mode": LOG.stat().st_mode & 0o777}
+        LOG.unlink()
+        LOG.symlink_to(WORK / "elsewhere")
+        with configured({**legacy, DEBUG: str(LOG)}):
+            found["log is a link"] = bench.case()
+            found["elsewhere"] = (WORK / "elsewhere").exists()
+        LOG.unlink()
         found["compat"] = compat(bench, legacy)
         found["alone"] = hook_alone(bench)
         bench.case(plain=True, devices=None)

@@ -6,6 +6,7 @@ Its hook is the one that brings the driver's files in the legacy mode.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -248,6 +249,32 @@ def test_nothing_is_loaded_in_the_namespace_of_the_container(found: dict[str, An
     names = [name for _, name in loaded]
     assert [n for n in names if n.startswith("/") and not f"{n}/".startswith(below)] == []
     assert [n for n in names if n.endswith((".py", ".pyc", ".zip"))] == []
+
+
+def test_the_debug_log_has_each_step(found: dict[str, Any]) -> None:
+    """`nvidia-container-cli.debug`; the file is opened before the container's mounts count."""
+    container(found["audited"])
+    assert found["log"]["mode"] == 0o600
+    lines = found["log"]["text"].splitlines()
+    pattern = r'time="[0-9TZ:-]{20}" level=debug msg="(.*)" bundle="/[a-z0-9/-]+"'
+    steps = [match[1] for line in lines if (match := re.fullmatch(pattern, line))]
+    assert len(steps) == len(lines)
+    assert steps[0].startswith("enter the mount namespace of process ")
+    assert f"mount {CUDA} on {CUDA}" in " ".join(steps).replace('\\"', "")
+    assert any("ld.so.cache" in step for step in steps)
+    assert steps[-1] == "done"
+
+
+def test_the_debug_log_has_why_a_container_fails(found: dict[str, Any]) -> None:
+    """Also what failed before the container was entered."""
+    assert 'msg="failed: device: ' in found["alone"]["log"]
+
+
+def test_a_debug_log_that_is_a_link_is_a_warning(found: dict[str, Any]) -> None:
+    """The container starts, and nothing is written where the link leads."""
+    case = found["log is a link"]
+    assert_served(container(case), found["host"])
+    assert found["elsewhere"] is False
 
 
 @pytest.mark.parametrize(
