@@ -34,6 +34,12 @@ class ConfigError(GpuRuntimeError):
     phase = "configuration"
 
 
+class ArgumentError(ConfigError):
+    """An argument of the command line has a value that is not allowed."""
+
+    exit_code = 2
+
+
 class RequestError(GpuRuntimeError):
     """The container or the engine asks for something unreadable or not permitted."""
 

@@ -16,7 +16,7 @@ import os
 import sys
 
 from gpuruntime import __version__
-from gpuruntime.errors import BundleError, MountError, RequestError, escape
+from gpuruntime.errors import BundleError, MountError, escape
 from gpuruntime.system import paths, seccomp, syscalls
 from hooks import options, state, update_container
 from hooks.supervision import GRACE_S, MIN_DESCRIPTORS, Deadline, explain, say, supervise
@@ -38,12 +38,9 @@ PRESTART_PROGRAMS = (
     *("gpu-container-runtime-hook", "nvidia-container-runtime-hook"),
     "nvidia-container-toolkit",
 )
+# Names of the program whose words scripts parse.
+INCUMBENTS = ("nvidia-cdi-hook", "nvidia-ctk")
 HELP, VERSION = ("--help", "-help", "-h", "help"), ("--version", "-version", "-v")
-USAGE = f"""\
-usage: PROGRAM [--deadline SECONDS] [--debug] [--quiet] HOOK [OPTION...]
-hooks: {", ".join((update_container.NAME, *CLASSIC))}
-CDI specs call it, with the OCI state on standard input; "gpuruntime cdi generate" writes them.
-"""
 DEADLINE_S, MAX_DEADLINE_S = 10, 600
 
 
@@ -108,12 +105,21 @@ def run(arguments: list[str], program: str) -> tuple[str, int]:
 
 def information(arguments: list[str], program: str) -> str:
     """Return the usage or the version if *arguments* request that, else ""."""
-    word = arguments[-1] if len(arguments) in (1, 2) else ""
-    if word in HELP:
-        return USAGE.replace("PROGRAM", program)
-    if len(arguments) == 1 and word in VERSION:
-        return f"{program} version {__version__}\n"
-    return ""
+    if len(arguments) == 1 and arguments[0] in VERSION:
+        # Scripts look for these words in the output of the incumbent's program.
+        front = f"NVIDIA CDI Hook version {__version__}\n" if program in INCUMBENTS else ""
+        return f"{front}{program} version {__version__}\n"
+    others = [word for word in arguments if word not in HELP]
+    # More arguments may have the word as a value, which is data.
+    if len(arguments) > 2 or len(others) == len(arguments):
+        return ""
+    from gpuruntime.system import hook_usage  # noqa: PLC0415 (no container's start needs it)
+
+    # The launcher removes the word from the incumbent's command line.
+    words = f"{program} hook" if program == "nvidia-ctk" else program
+    if others and others[0] in hook_usage.HOOKS:
+        return hook_usage.of_hook(words, others[0])
+    return hook_usage.of_program(words)
 
 
 def run_prestart(arguments: list[str], program: str, cli_python: str) -> tuple[str, int]:
@@ -123,6 +129,11 @@ def run_prestart(arguments: list[str], program: str, cli_python: str) -> tuple[s
     """
     from hooks import prestart  # noqa: PLC0415 (no other hook needs what it brings)
 
+    if len(arguments) == 1 and arguments[0] in HELP:
+        from gpuruntime.system import hook_usage  # noqa: PLC0415 (as above)
+
+        os.write(1, hook_usage.of_prestart(program).encode("ascii", "backslashreplace"))
+        return "", 0
     command, given = prestart.read(arguments)
     if command != prestart.NAME:
         return prestart.answer(command, given, program)
@@ -141,12 +152,12 @@ def run_prestart(arguments: list[str], program: str, cli_python: str) -> tuple[s
 
 
 def read_deadline(given: options.Given) -> int:
-    """Return the seconds that the hook has; raise RequestError."""
+    """Return the seconds that the hook has; raise UsageError."""
     value = options.last(given, options.DEADLINE, str(DEADLINE_S))
     plain = value.isascii() and value.isdigit() and len(value) <= len(str(MAX_DEADLINE_S))
     if not plain or not 1 <= int(value) <= MAX_DEADLINE_S:
-        raise RequestError(
-            f'"{value[: options.MAX_SHOWN_CHARS]}" is no deadline',
+        raise options.UsageError(
+            f'"{value[: options.MAX_SHOWN_CHARS]}" is not a deadline',
             f"give --{options.DEADLINE} a number of seconds from 1 to {MAX_DEADLINE_S}",
         )
     return int(value)

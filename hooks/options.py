@@ -22,6 +22,12 @@ _TRUE, _FALSE = ("1", "t", "true"), ("0", "f", "false")
 MAX_SHOWN_CHARS = 200
 
 
+class UsageError(RequestError):
+    """The arguments of a hook are wrong."""
+
+    exit_code = 2
+
+
 def split_global(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the options in front of the hook's name, and the rest from the name on."""
     at = 0
@@ -56,7 +62,7 @@ def parse(
                 value = next(words, "")
             found.setdefault(name, []).append(value)
         else:
-            raise refused(hook, word, "is no option of this hook")
+            raise refused(hook, word, "is an unknown option")
     return found
 
 
@@ -72,11 +78,11 @@ def parse_mode(text: str) -> int | None:
     return int(text, 8)
 
 
-def refused(hook: str, value: str, why: str) -> RequestError:
+def refused(hook: str, value: str, why: str) -> UsageError:
     """Return the error that says why *value* is refused."""
     if len(value) > MAX_SHOWN_CHARS:
         value = f"{value[:MAX_SHOWN_CHARS]}..."
-    return RequestError(
+    return UsageError(
         f'{hook}: "{value}" {why}', 'write the CDI spec again with "gpuruntime cdi generate"'
     )
 

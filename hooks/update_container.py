@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from hooks.options import Given
 
 NAME = "update-container"
-_VALUES = frozenset(
+VALUES = frozenset(
     ("chmod", "cuda-compat", "device-link", "ldconfig-mode", "ldconfig-path", "library", "link")
 )
-_SWITCHES = frozenset(("ahead", "application-profile", "mask-params"))
+SWITCHES = frozenset(("ahead", "application-profile", "mask-params"))
 MERGE, HOST, NONE = _MODES = ("merge", "host", "none")
 DEFAULT_LDCONFIG = "/sbin/ldconfig"
 _MAX_VERSION_CHARS = 40
@@ -52,7 +52,7 @@ def read(arguments: Sequence[str]) -> Given:
     --ahead                        before the container has its mounts: of these, links and the
                                    loader's files, and nothing where the root is not mounted
     """
-    return parse(NAME, arguments, _VALUES, _SWITCHES)
+    return parse(NAME, arguments, VALUES, SWITCHES)
 
 
 def plan(given: Given) -> list[Operation]:

@@ -18,7 +18,7 @@ from gpuruntime.configfile import lines as config_lines
 from gpuruntime.configfile.check import LDCONFIG, LDCONFIG_FEATURE, NOTE, examine, sentence
 from gpuruntime.configfile.compilation import accepted, compile_file
 from gpuruntime.configfile.option_table import Value
-from gpuruntime.errors import ConfigError, escape
+from gpuruntime.errors import ArgumentError, ConfigError, escape
 from gpuruntime.launcher import companion
 
 USER = "nvidia-container-cli.user"
@@ -246,7 +246,7 @@ def _edit(
     ]
     for finding in findings:
         if finding.severity != NOTE:
-            raise edit.SettingError(finding.message, finding.hint)
+            raise ArgumentError(finding.message, finding.hint)
     for finding in findings:
         click.echo(f"{finding.severity}: {escape(sentence(finding))}", err=True)
     _emit(text, path if in_place else output)

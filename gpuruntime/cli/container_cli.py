@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nvidia-container-cli`: its commands `info` and `list`, for programs that read their output.
+"""`nvidia-container-cli`: the commands `info` and `list`, for programs that parse their output.
 
-With the incumbent's names installed, this command is ours; enroot, Apptainer and Slurm scripts
-read what it prints. It configures no container: that is done by the runtime and the prestart hook.
+With the incumbent's names installed, this program is ours; enroot, Apptainer and scripts of Slurm
+parse what it prints. It configures no container: the runtime and the prestart hook do that.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 import click
@@ -32,36 +34,76 @@ _NO_EFFECT = (
 
 
 def _accepted(command: Any) -> Any:  # noqa: ANN401 (a click decorator)
-    """Add the options that ask for nothing here, so that scripts need not change."""
+    """Add options of the incumbent that have no effect here, so that scripts need not change."""
     for option in _NO_EFFECT:
         command = click.option(option, is_flag=True, hidden=True, expose_value=False)(command)
-    for names in (("--debug", "-d"), ("--user", "-u"), ("--ldcache", "-l")):
+    for names in (("--user", "-u"), ("--ldcache", "-l")):
         command = click.option(*names, hidden=True, expose_value=False)(command)
     return command
 
 
+def _print_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:  # noqa: FBT001 (click's)
+    """Print the version and end the program, if *value* requests that."""
+    del parameter
+    if not value or ctx.resilient_parsing:
+        return
+    # The lines of the incumbent that scripts parse, and one of ours.
+    write_stdout(
+        f"cli-version: {__version__}\nlib-version: {__version__}\n"
+        f"build platform: {os.uname().machine}\ngpuruntime, version {__version__}\n"
+    )
+    ctx.exit()
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--root", "-r", "driver_root", default="/", help="The driver root.  [default: /]")
+@click.option(
+    *("--root", "-r", "driver_root"),
+    default="/",
+    metavar="DIR",
+    help="Directory below which the driver is installed.  [default: /]",
+)
+@click.option(
+    *("--debug", "-d"),
+    metavar="FILE",
+    help="Append to FILE which files are opened and which programs are started.",
+)
 @click.option("-k", is_flag=True, hidden=True, expose_value=False)
 @_accepted
-@click.version_option(__version__, "--version", "-V", prog_name=PROGRAM)
+@click.option(
+    *("--version", "-V"),
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
 @click.pass_context
-def root(context: click.Context, driver_root: str) -> None:
-    """Tell about the driver and the GPUs of this host."""
+def root(context: click.Context, driver_root: str, debug: str | None) -> None:
+    """Print the driver's files and the GPUs of this host, for programs that parse the output."""
     context.obj = driver_root
+    if debug:
+        from gpuruntime.cli import trace  # noqa: PLC0415 (few commands are traced)
+
+        try:
+            stream = context.with_resource(open(debug, "ab", buffering=0))  # noqa: SIM115 (a context)
+        except OSError as error:
+            raise GpuRuntimeError(
+                f'cannot write the log "{debug}": {error.strerror}', "name another file"
+            ) from error
+        trace.start(stream.fileno(), sys.argv)
 
 
 @root.command()
-@click.option("--csv", "as_csv", is_flag=True, help="Print lines of values with commas.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print lines of values separated by commas.")
 @click.pass_obj
 def info(driver_root: str, as_csv: bool) -> None:  # noqa: FBT001 (click's flag)
-    """Print the versions of driver and CUDA, and the GPUs."""
-    found = machine.discover(driver_root, driver_root, strict=False)
+    """Print the versions of the driver and of CUDA, and the GPUs."""
+    inventory = machine.discover(driver_root, driver_root, strict=False)
     versions = {
-        "NVRM version": found.driver.version,
-        "CUDA version": found.cuda_version or "unknown",
+        "NVRM version": inventory.driver.version,
+        "CUDA version": inventory.cuda_version or "unknown",
     }
-    gpus = [_described(item) for item in found.gpus]
+    gpus = [_described(item) for item in inventory.gpus]
     write_stdout(_as_csv(versions, gpus) if as_csv else _as_text(versions, gpus))
 
 
@@ -70,7 +112,7 @@ def _described(item: GpuNodes) -> dict[str, str]:
     domain, _, rest = gpu.bus_id.partition(":")
     values = (
         *(str(gpu.index), str(gpu.minor), gpu.name, gpu.brand.capitalize(), gpu.uuid),
-        # With the eight digits that NVML has.
+        # With the eight digits of NVML.
         f"{domain:0>8}:{rest}" if rest else "",
     )
     return {**dict(zip(_INFO, values, strict=True)), _ARCHITECTURE: gpu.architecture}
@@ -97,31 +139,34 @@ def _as_csv(versions: dict[str, str], gpus: list[dict[str, str]]) -> str:
 
 @root.command("list")
 @click.option(
-    *("--device", "-d", "devices"), cls=CommaOption, help="Nodes of these devices, or all."
+    *("--device", "-d", "devices"),
+    cls=CommaOption,
+    help="List the device nodes of these GPUs, or of all.",
 )
-@click.option("--libraries", "-l", is_flag=True, help="The driver's libraries.")
-@click.option("--binaries", "-b", is_flag=True, help="Its programs.")
-@click.option("--ipcs", "-i", is_flag=True, help="Its sockets.")
-@click.option("--firmwares", "-f", is_flag=True, help="Its firmware.")
-@click.option("--compat32", is_flag=True, help="32-bit libraries, too.")
-@click.option("--mig-config", help="The node of the right to configure MIG: all.")
-@click.option("--mig-monitor", help="The node of the right to monitor MIG: all.")
-@click.option("--imex-channel", "channels", cls=CommaOption, help="Nodes of these channels.")
-@click.option("--no-persistenced", is_flag=True, help="Without that socket.")
-@click.option("--no-fabricmanager", is_flag=True, help="Without that socket.")
-@click.option("--no-gsp-firmware", is_flag=True, help="Without firmware.")
+@click.option("--libraries", "-l", is_flag=True, help="List the driver's libraries.")
+@click.option("--binaries", "-b", is_flag=True, help="List the driver's programs.")
+@click.option("--ipcs", "-i", is_flag=True, help="List the driver's sockets.")
+@click.option("--firmwares", "-f", is_flag=True, help="List the driver's firmware.")
+@click.option("--compat32", is_flag=True, help="With --libraries: list 32-bit libraries too.")
+@click.option("--mig-config", metavar="all", help="List the node for configuring MIG.")
+@click.option("--mig-monitor", metavar="all", help="List the node for monitoring MIG.")
+@click.option(
+    "--imex-channel", "channels", cls=CommaOption, help="List the nodes of these IMEX channels."
+)
+@click.option("--no-persistenced", is_flag=True, help="Omit the socket of nvidia-persistenced.")
+@click.option("--no-fabricmanager", is_flag=True, help="Omit the socket of the fabric manager.")
+@click.option("--no-gsp-firmware", is_flag=True, help="Omit the firmware.")
 @click.pass_obj
-def list_(driver_root: str, /, **wanted: Any) -> None:  # noqa: ANN401 (click's values)
-    """List what a container needs, one path on the host a line; without an option, all of it."""
-    found = machine.discover(driver_root, driver_root, strict=False)
-    everything = not any(wanted[name] for name in _CHOICES)
-    if everything:
+def list_(driver_root: str, /, **chosen: Any) -> None:  # noqa: ANN401 (click's values)
+    """List the host paths that containers need, one per line; without an option, all of them."""
+    inventory = machine.discover(driver_root, driver_root, strict=False)
+    if not any(chosen[name] for name in _CHOICES):
         kinds = ("libraries", "binaries", "ipcs", "firmwares", "compat32")
-        wanted.update(dict.fromkeys(kinds, True))
-        wanted["devices"] = (devices.ALL,)
+        chosen.update(dict.fromkeys(kinds, True))
+        chosen["devices"] = (devices.ALL,)
     lines = [
-        *_nodes(found, wanted),
-        *_files(found, wanted),
+        *_nodes(inventory, chosen),
+        *_files(inventory, chosen),
     ]
     write_stdout("".join(f"{line}\n" for line in dict.fromkeys(lines)))
 
@@ -132,48 +177,49 @@ _CHOICES = (
 )
 
 
-def _nodes(found: Inventory, wanted: dict[str, Any]) -> list[str]:
+def _nodes(inventory: Inventory, chosen: dict[str, Any]) -> list[str]:
     nodes: list[Node] = []
-    if wanted["devices"]:
-        nodes += found.control_nodes
-        for device in devices.devices(wanted["devices"], found.gpus):
+    if chosen["devices"]:
+        nodes += inventory.control_nodes
+        for device in devices.devices(chosen["devices"], inventory.gpus):
             nodes += [device.gpu.node, *(() if device.mig is None else device.mig[1:])]
     channels = {
-        node.container_path.rpartition("/channel")[2]: node for node in found.features[model.IMEX]
+        node.container_path.rpartition("/channel")[2]: node
+        for node in inventory.features[model.IMEX]
     }
-    for name in wanted["channels"]:
+    for name in chosen["channels"]:
         number = str(driver_options.channel(name, "--imex-channel"))
         if number not in channels:
             raise UnresolvedDeviceError(
-                f"there is no IMEX channel {number}", "make the channel on the host"
+                f"IMEX channel {number} does not exist", "create the channel on the host"
             )
         nodes.append(channels[number])
     for option, feature in (("mig_config", model.MIG_CONFIG), ("mig_monitor", model.MIG_MONITOR)):
-        if wanted[option]:
-            nodes += found.features[feature]
+        if chosen[option]:
+            nodes += inventory.features[feature]
     return [node.host_path for node in nodes]
 
 
-def _files(found: Inventory, wanted: dict[str, Any]) -> list[str]:
+def _files(inventory: Inventory, chosen: dict[str, Any]) -> list[str]:
     by_kind: dict[str, list[str]] = {}
-    for file in found.driver.files:
+    for file in inventory.driver.files:
         by_kind.setdefault(file.kind, []).append(file.host_path)
     sockets = [
         path
         for path in by_kind.get("ipc", ())
-        if not (wanted["no_persistenced"] and "persistenced" in path)
-        and not (wanted["no_fabricmanager"] and "fabricmanager" in path)
+        if not (chosen["no_persistenced"] and "persistenced" in path)
+        and not (chosen["no_fabricmanager"] and "fabricmanager" in path)
     ]
-    native = [item for item in found.driver.libraries if not _is_32_bit(item)]
-    others = [item for item in found.driver.libraries if _is_32_bit(item)]
+    native = [item for item in inventory.driver.libraries if not _is_32_bit(item)]
+    others = [item for item in inventory.driver.libraries if _is_32_bit(item)]
     return [
-        *(by_kind.get("binary", ()) if wanted["binaries"] else ()),
-        *(item.host_path for item in native if wanted["libraries"]),
-        *(item.host_path for item in others if wanted["libraries"] and wanted["compat32"]),
-        *(sockets if wanted["ipcs"] else ()),
+        *(by_kind.get("binary", ()) if chosen["binaries"] else ()),
+        *(item.host_path for item in native if chosen["libraries"]),
+        *(item.host_path for item in others if chosen["libraries"] and chosen["compat32"]),
+        *(sockets if chosen["ipcs"] else ()),
         *(
             by_kind.get("firmware", ())
-            if wanted["firmwares"] and not wanted["no_gsp_firmware"]
+            if chosen["firmwares"] and not chosen["no_gsp_firmware"]
             else ()
         ),
     ]
@@ -184,18 +230,18 @@ def _is_32_bit(library: Library) -> bool:
 
 
 @root.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
-@click.option("--device", "-d", "asked", cls=CommaOption)
+@click.option("--device", "-d", "devices_", cls=CommaOption)
 @click.argument("arguments", nargs=-1)
-def configure(asked: tuple[str, ...], arguments: tuple[str, ...]) -> None:
-    """Refuse: containers are configured by the runtime and its hooks.
+def configure(devices_: tuple[str, ...], arguments: tuple[str, ...]) -> None:
+    """Refuse: the runtime and its hooks configure containers.
 
-    `ctr run --gpus` of containerd 1 calls it, in a hook that reads the container's state itself:
-    nothing says here what the container may have.
+    The hook of `ctr run --gpus` of containerd 1 calls this command. It reads the container's state
+    itself, and does not pass on what the container may have.
     """
     del arguments
-    names = ",".join(asked) or devices.ALL
+    names = ",".join(devices_) or devices.ALL
     raise GpuRuntimeError(
-        f'"{PROGRAM} configure", which "ctr run --gpus" calls, is not here',
+        f'"{PROGRAM} configure", which "ctr run --gpus" calls, is not supported',
         f'run "ctr run --runc-binary gpu-container-runtime --env NVIDIA_VISIBLE_DEVICES={names} '
         '..." without --gpus',
     )

@@ -14,7 +14,7 @@ from gpuruntime.cli.checks.check_table import CHECKS
 from gpuruntime.cli.checks.examined_machine import ExaminedMachine
 from gpuruntime.cli.comma_option import CommaOption
 from gpuruntime.cli.output import write_stdout
-from gpuruntime.errors import ConfigError
+from gpuruntime.errors import ArgumentError
 
 DEADLINE_S = 20.0
 
@@ -59,7 +59,9 @@ def doctor(
     """
     unknown = [name for name in names if name not in CHECKS]
     if unknown:
-        raise ConfigError(f'there is no check "{unknown[0]}"', f"name one of {', '.join(CHECKS)}")
+        raise ArgumentError(
+            f'there is no check "{unknown[0]}"', f"name one of {', '.join(CHECKS)}"
+        )
     chosen = {name: check for name, check in CHECKS.items() if not names or name in names}
     # What the variables of a shell say is about this machine, not about a tree.
     machine = ExaminedMachine(root, os.environ if os.path.realpath(root) == "/" else {})

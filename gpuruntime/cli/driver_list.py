@@ -13,7 +13,7 @@ from gpuruntime.cli.output import write_stdout
 from gpuruntime.configfile import compilation
 from gpuruntime.discover import search_paths
 from gpuruntime.discover import user_space as discovery
-from gpuruntime.errors import ConfigError, escape
+from gpuruntime.errors import ArgumentError, escape
 from gpuruntime.model import Driver, File, Library
 from gpuruntime.plan import driver_files, gpu_edits
 from gpuruntime.request import capabilities
@@ -66,7 +66,7 @@ def list_(
     for name in wanted:
         if name not in (ALL, *capabilities.ALL):
             known = ", ".join((ALL, *capabilities.ALL))
-            raise ConfigError(f'invalid driver capability: "{name}"', f"use {known}")
+            raise ArgumentError(f'invalid driver capability: "{name}"', f"use {known}")
     found = discovery.find_driver(
         discovery.DriverRoot(driver_root or compilation.driver_root()),
         library_search_path=library_search_paths,

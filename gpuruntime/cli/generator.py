@@ -21,7 +21,7 @@ from gpuruntime.cli.comma_option import CommaOption
 from gpuruntime.configfile import compilation
 from gpuruntime.discover import fingerprint
 from gpuruntime.discover import inventory as machine
-from gpuruntime.errors import ConfigError, DiscoveryError, SpecError, escape
+from gpuruntime.errors import ArgumentError, ConfigError, DiscoveryError, SpecError, escape
 from gpuruntime.model import Inventory
 from gpuruntime.plan import devices, driver_files, gpu_edits
 from gpuruntime.request import capabilities
@@ -359,7 +359,7 @@ def _mode(mode: str) -> str:
         return mode
     if mode in _LATER:
         raise ConfigError(f'the discovery mode "{mode}" is not there yet', 'use "--mode nvml"')
-    raise ConfigError(
+    raise ArgumentError(
         f'invalid discovery mode: "{mode}"',
         f"use {', '.join((AUTO, NVML, MANAGEMENT, *features.MODES))}",
     )
@@ -368,7 +368,7 @@ def _mode(mode: str) -> str:
 def _check_words(what: str, words: tuple[str, ...], known: tuple[str, ...]) -> None:
     for word in words:
         if word not in known:
-            raise ConfigError(f'invalid {what}: "{word}"', f"use {', '.join(known)}")
+            raise ArgumentError(f'invalid {what}: "{word}"', f"use {', '.join(known)}")
 
 
 def _style(chosen: GenerateOptions) -> gpu_edits.Style:

@@ -3,28 +3,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
+from click.core import ParameterSource
+
+EPILOG = '"gpuruntime --help" lists the environment variables that apply to every command.'
 
 
 class LazyGroup(click.Group):
     """A group of the commands in *table*: name → (module, attribute, summary).
 
     *sections* orders the names under headings of `--help`; without it there is one heading.
+    *variables* are environment variables that `--help` lists: names → effect.
     """
 
     def __init__(
         self,
         table: dict[str, tuple[str, str, str]],
         sections: dict[str, tuple[str, ...]] | None = None,
+        variables: Mapping[str, str] | None = None,
         **attributes: Any,  # noqa: ANN401 (click's)
     ) -> None:
         super().__init__(**attributes)
         self.table = table
         self.sections = sections or {"Commands": tuple(sorted(table))}
-        show_variables(self)
+        show_variables(self, variables)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the table."""
@@ -48,9 +56,74 @@ class LazyGroup(click.Group):
             with formatter.section(heading):
                 formatter.write_dl([(name, self.table[name][2]) for name in names])
 
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,  # noqa: ANN401 (click's)
+    ) -> click.Context:
+        """Read the options of the group; a usage error names the origin of a wrong value."""
+        with _origins():
+            return super().make_context(info_name, args, parent, **extra)
 
-def show_variables(command: click.Command) -> None:
-    """Have `--help` of *command* name the environment variables that set its options."""
-    for parameter in command.params:
-        if isinstance(parameter, click.Option):
-            parameter.show_envvar = True
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 (click's)
+        """Run the command; a usage error names the origin of a wrong value."""
+        with _origins():
+            return super().invoke(ctx)
+
+
+def show_variables(command: click.Command, others: Mapping[str, str] | None = None) -> None:
+    """Have `--help` of *command* and its commands list the variables that set their options.
+
+    *others* are further variables: name → effect. They are not in the options' own help, where
+    click breaks long names over lines.
+    """
+    rows = [
+        (name, next((opt for opt in parameter.opts if opt.startswith("--")), ""))
+        for parameter in command.params
+        if isinstance(parameter, click.Option) and not parameter.hidden
+        for name in variables_of(parameter)
+    ]
+    rows += (others or {}).items()
+    if isinstance(command, click.Group):
+        for child in getattr(command, "commands", {}).values():
+            show_variables(child)
+    if command.epilog is None:
+        pointer = "" if others else EPILOG
+        command.epilog = "\n\n".join(filter(None, (_as_table(rows), pointer)))
+
+
+def variables_of(parameter: click.Parameter) -> list[str]:
+    """Return the environment variables that set *parameter*."""
+    names = parameter.envvar or ()
+    return [names] if isinstance(names, str) else list(names)
+
+
+def _as_table(rows: list[tuple[str, str]]) -> str:
+    """Return *rows* as two columns below a heading, whose lines click keeps."""
+    if not rows:
+        return ""
+    width = max(len(name) for name, _ in rows)
+    lines = (f"  {name:<{width}}  {text}" for name, text in rows)
+    return "\n".join(("\b", "Environment:", *lines))
+
+
+@contextlib.contextmanager
+def _origins() -> Iterator[None]:
+    """Have a usage error name the environment variable that a wrong value comes from."""
+    try:
+        yield
+    except click.BadParameter as error:
+        parameter, context = error.param, error.ctx
+        if parameter is not None and context is not None and error.param_hint is None:
+            error.param_hint = click.Parameter.get_error_hint(parameter, context)
+            source = context.get_parameter_source(parameter.name or "")
+            if source is ParameterSource.ENVIRONMENT:
+                error.param_hint += f" from the environment variable {_variable(parameter)}"
+        raise
+
+
+def _variable(parameter: click.Parameter) -> str:
+    """Return the name of the variable that sets *parameter*: the first that is not empty."""
+    return next((name for name in variables_of(parameter) if os.environ.get(name)), "")

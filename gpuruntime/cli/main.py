@@ -12,6 +12,7 @@ import click
 
 from gpuruntime import __version__
 from gpuruntime.cli.lazy import LazyGroup
+from gpuruntime.cli.output import write_stdout
 from gpuruntime.errors import GpuRuntimeError
 
 # Command → (module, command in it, summary).
@@ -22,18 +23,31 @@ COMMANDS = {
     "explain": ("gpuruntime.cli.explain", "explain", "Show what a container would get, and why."),
     "info": ("gpuruntime.cli.info", "info", "Print what a bug report needs."),
     "runtime": ("gpuruntime.cli.runtime", "runtime", "Register the runtime with an engine."),
+    "hook": ("gpuruntime.cli.hook", "hook", "Run a hook of CDI specs."),
     "system": ("gpuruntime.cli.system", "system", "Create device nodes and their symlinks."),
     "config": ("gpuruntime.cli.config", "config", "Show, change and check config.toml."),
 }
-# Headings of `--help`: what people want to do, and the commands for it.
+# Headings of `--help`: purposes, and the commands for each.
 SECTIONS = {
     "Set up a node": ("runtime", "config", "system"),
     "Find out what a container gets, or what is wrong": ("explain", "doctor", "info", "driver"),
-    "Work with CDI specs": ("cdi",),
+    "Work with CDI specs": ("cdi", "hook"),
 }
 
 
-# Switches to which the incumbent's programs take a value as well.
+# Variables that are not those of an option.
+VARIABLES = {
+    "GPURUNTIME_CONFIG": "config file, if it exists",
+    "NVIDIA_CTK_CONFIG_FILE_PATH": "config file, if the former names none",
+    "XDG_CONFIG_HOME": "has gpuruntime/config.toml, before /etc",
+    "XDG_DATA_DIRS": "directories of the driver's data files",
+    "PATH": "programs of engines and of the host",
+}
+# The incumbent's tool; its name has the incumbent's words and one-dash options.
+INCUMBENT = "nvidia-ctk"
+# Programs have a name of their own; the completion scripts of all of them set this variable.
+COMPLETE_VARIABLE = "_GPURUNTIME_COMPLETE"
+# Switches that may have a value, such as `--debug=true`, with the incumbent's programs.
 _SWITCHES = frozenset(
     {
         *("--debug", "--quiet", "--in-place", "--no-all-device"),
@@ -45,13 +59,33 @@ _ONE_DASH = re.compile(r"-[a-z][a-z.-]+(=|$)")
 _VALUES = {"1": True, "t": True, "true": True, "0": False, "f": False, "false": False}
 
 
+def _print_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:  # noqa: FBT001 (click's)
+    """Print the version and end the program, if *value* requests that."""
+    del parameter
+    if not value or ctx.resilient_parsing:
+        return
+    # Scripts look for these words in the output of the incumbent's tool.
+    words = "NVIDIA Container Toolkit CLI version" if ctx.info_name == INCUMBENT else ""
+    write_stdout(f"{words} {__version__}\n" if words else "")
+    write_stdout(f"gpuruntime, version {__version__}\n")
+    ctx.exit()
+
+
 @click.group(
     cls=LazyGroup,
     table=COMMANDS,
     sections=SECTIONS,
+    variables=VARIABLES,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.version_option(__version__, prog_name="gpuruntime")
+@click.option(
+    *("--version", "-v"),
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
 @click.option(
     *("--quiet", "-q"),
     is_flag=True,
@@ -62,7 +96,7 @@ _VALUES = {"1": True, "t": True, "true": True, "0": False, "f": False, "false": 
     *("--debug", "-d"),
     is_flag=True,
     envvar=["GPURUNTIME_DEBUG", "NVIDIA_CTK_DEBUG"],
-    help="Accepted for compatibility with nvidia-ctk; has no effect.",
+    help="Print on standard error which files are opened and which programs are started.",
 )
 @click.option(
     "--config",
@@ -77,53 +111,61 @@ def root(ctx: click.Context, /, *, quiet: bool, debug: bool, config: str | None)
     Start with "gpuruntime doctor", then "gpuruntime runtime configure".
     "gpuruntime COMMAND --help" describes a command and the variables that set its options.
     """
-    del debug
     if config:
         os.environ["GPURUNTIME_CONFIG"] = config
+    if debug and not quiet:
+        from gpuruntime.cli import trace  # noqa: PLC0415 (few commands are traced)
+
+        trace.start(2, sys.argv)
     if quiet:
-        # Until the command has ended: errors are said behind that.
+        # Until the command has ended: errors are printed after that.
         nothing = ctx.with_resource(open(os.devnull, "w"))  # noqa: SIM115 (it is a context)
         ctx.with_resource(contextlib.redirect_stderr(nothing))
 
 
 def main() -> None:
-    """Run the command line; a GpuRuntimeError becomes two lines and its exit code."""
+    """Run the command line; print a GpuRuntimeError as two lines, and exit with its code."""
     _occupy_standard_descriptors()
     program = os.path.basename(sys.argv[0])
     try:
         if program == "nvidia-container-cli":
-            from gpuruntime.cli import container_cli  # noqa: PLC0415 (another program, nearly)
+            from gpuruntime.cli import container_cli  # noqa: PLC0415 (a program of its own)
 
             container_cli.root(prog_name=container_cli.PROGRAM)
-        root(_plain(sys.argv[1:], is_incumbent=program == "nvidia-ctk"), prog_name="gpuruntime")
+        is_incumbent = program == INCUMBENT
+        root(
+            _plain(sys.argv[1:], is_incumbent=is_incumbent),
+            prog_name=program if is_incumbent else "gpuruntime",
+            complete_var=COMPLETE_VARIABLE,
+        )
     except GpuRuntimeError as error:
-        print(f"error: {error.lines()}", file=sys.stderr)  # noqa: T201 (talk goes to stderr)
+        print(f"error: {error.lines()}", file=sys.stderr)  # noqa: T201 (messages go to stderr)
         sys.exit(error.exit_code)
 
 
 def _plain(words: list[str], *, is_incumbent: bool) -> list[str]:
-    """Return *words* with `--switch=true` as `--switch`, and without those that are false.
+    """Return *words* with `--switch=true` replaced by `--switch`, and without false switches.
 
-    The incumbent's programs take a name behind one dash as behind two.
+    With *is_incumbent*, an option with one dash is the same as with two.
     """
-    found = []
+    plain = []
     for word in words:
         if is_incumbent and _ONE_DASH.match(word):
             word = f"-{word}"  # noqa: PLW2901 (the same word)
         name, _, value = word.partition("=")
         is_on = _VALUES.get(value.lower()) if name in _SWITCHES else None
         if is_on is None:
-            found.append(word)
+            plain.append(word)
         elif is_on:
-            found.append(name)
-    return found
+            plain.append(name)
+    return plain
 
 
 def _occupy_standard_descriptors() -> None:
-    """Open 0, 1 and 2 if they are closed: a file opened later would be taken for one of them."""
+    """Open the descriptors 0, 1 and 2 if they are closed: a later file would get their numbers."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            # The lowest free number. Not for writing: what is printed is to fail.
+            # It gets the lowest free number. Only for reading: printing must fail.
             os.open("/dev/null", os.O_RDONLY)

@@ -27,7 +27,7 @@ from gpuruntime.engines import (
 from gpuruntime.engines.config_files import FileSet
 from gpuruntime.engines.config_paths import EngineConfig
 from gpuruntime.engines.runtime_entry import RuntimeEntry
-from gpuruntime.errors import ConfigError, escape
+from gpuruntime.errors import ArgumentError, ConfigError, escape
 
 # What the incumbent's flag says for "the engine's own default".
 SENTINEL = "RUNTIME_SPECIFIC_DEFAULT"
@@ -196,7 +196,7 @@ class _Options:
                 "leave --drop-in-config away",
             )
         if self.drop_in and not os.path.isabs(self.drop_in):
-            raise ConfigError(
+            raise ArgumentError(
                 f'the drop-in "{self.drop_in}" is no absolute path', "give it from / on"
             )
         return dataclasses.replace(engine_config, drop_in=self.drop_in, last="")
@@ -224,7 +224,7 @@ class _Options:
     def source(self, engine_config: EngineConfig) -> str | None:
         """Return the config as the engine's own program prints it, None if not asked for."""
         if self.config_source not in ("file", "command"):
-            raise ConfigError(
+            raise ArgumentError(
                 f'unrecognized config source "{self.config_source}"', 'use "file" or "command"'
             )
         if self.config_source == "file":

@@ -12,7 +12,7 @@ from tomlkit.items import InlineTable
 
 from gpuruntime.configfile import option_table
 from gpuruntime.configfile.option_table import Option, Value
-from gpuruntime.errors import ConfigError
+from gpuruntime.errors import ArgumentError, ConfigError
 from gpuruntime.formats import toml_source
 
 # The words for a boolean on the incumbent's command line.
@@ -20,14 +20,8 @@ _TRUE = frozenset(("1", "t", "T", "TRUE", "true", "True"))
 _FALSE = frozenset(("0", "f", "F", "FALSE", "false", "False"))
 
 
-class SettingError(ConfigError):
-    """An argument KEY=VALUE that is refused: the command line is wrong."""
-
-    exit_code = 2
-
-
 def parse(argument: str, separator: str = ":") -> tuple[Option, Value]:
-    """Return the option and value of `KEY[=VALUE]`; raise SettingError.
+    """Return the option and value of `KEY[=VALUE]`; raise ArgumentError.
 
     The value None means: remove the option. The rules are the incumbent's: a list is split at
     *separator*, or at commas if the value has no separator; a boolean without a value is true;
@@ -38,7 +32,7 @@ def parse(argument: str, separator: str = ":") -> tuple[Option, Value]:
     if option is None:
         near = option_table.nearest(key)
         what = "is a table" if key in option_table.TABLES else "does not exist"
-        raise SettingError(
+        raise ArgumentError(
             f'invalid config option "{key}": it {what}',
             f'use "{near}"' if near else 'see "gpuruntime config default" for every key',
         )
@@ -49,13 +43,13 @@ def parse(argument: str, separator: str = ":") -> tuple[Option, Value]:
             return option, False
         if option.kind == "optional" and text == "nil":
             return option, None
-        raise SettingError(f'invalid value "{text}" for "{key}"', "give true or false")
+        raise ArgumentError(f'invalid value "{text}" for "{key}"', "give true or false")
     if not equals:
-        raise SettingError(f'"{key}" has no value', f'write "{key}=VALUE"')
+        raise ArgumentError(f'"{key}" has no value', f'write "{key}=VALUE"')
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise SettingError(
+        raise ArgumentError(
             f'the value of "{key}" is not valid UTF-8', "give it as UTF-8"
         ) from error
     if option.kind == "integer":
@@ -64,7 +58,7 @@ def parse(argument: str, separator: str = ":") -> tuple[Option, Value]:
             kind = option_table.KINDS[option.kind]
             if option.maximum:
                 kind = f"a whole number from 1 to {option.maximum}"
-            raise SettingError(f'invalid value "{text}" for "{key}"', f"give {kind}")
+            raise ArgumentError(f'invalid value "{text}" for "{key}"', f"give {kind}")
         return option, int(text)
     if option.kind == "list":
         return option, text.split(separator if separator and separator in text else ",")

@@ -13,6 +13,7 @@ import os
 import posixpath
 import re
 import stat
+import sys
 
 from gpuruntime.errors import DiscoveryError
 from gpuruntime.formats import elf
@@ -20,6 +21,8 @@ from gpuruntime.record import Record
 from gpuruntime.system.paths import Root, read_regular, reopen
 from gpuruntime.trusted_files import may_trust
 
+# The audit event of each path that is looked up below a driver root; see sys.audit.
+LOOK = "gpuruntime.look"
 # What a CDI spec and the hook's arguments can say without a second meaning.
 _CLEAN = re.compile(r"(?:/[A-Za-z0-9_.+~@-]+)+\Z")
 _KINDS = {
@@ -120,6 +123,7 @@ class DriverRoot:
         return self._directories[path]
 
     def _read_directory(self, path: str) -> Directory | None:
+        sys.audit(LOOK, self.host_path(path))
         try:
             fd = self.root.open_directory(path)
         except OSError:
@@ -183,6 +187,7 @@ class DriverRoot:
 
     def read(self, path: str, max_bytes: int) -> bytes | None:
         """Return the content of the regular file *path*; None if it cannot be had."""
+        sys.audit(LOOK, self.host_path(path))
         try:
             fd = self.root.open_path(path)
         except OSError:
@@ -230,6 +235,7 @@ class DriverRoot:
 
     def _open(self, path: str) -> int | None:
         """Return an O_PATH descriptor of what *path* leads to; None if there is nothing."""
+        sys.audit(LOOK, self.host_path(path))
         try:
             return self.root.open_path(path)
         except OSError as error:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from gpuruntime.engines import daemons
 from gpuruntime.engines.daemons import Daemon
-from gpuruntime.errors import ConfigError
+from gpuruntime.errors import ArgumentError, ConfigError
 
 Family = Literal["docker", "containerd", "k0s", "crio", "podman", "template"]
 
@@ -73,7 +73,7 @@ def find(name: str, host: HostFacts, brand: str) -> EngineConfig:
         config = os.path.join(_home_config(host), "docker", "daemon.json")
         return EngineConfig(name, "docker", config, "", "systemctl --user restart docker")
     if name not in _ENGINES:
-        raise ConfigError(f"unrecognized runtime '{name}'", f"name one of {', '.join(names())}")
+        raise ArgumentError(f"unrecognized runtime '{name}'", f"name one of {', '.join(names())}")
     family, config, drop_in, restart = _ENGINES[name]
     if name == "podman" and host.uid != 0:
         directory = os.path.join(_home_config(host), "containers")

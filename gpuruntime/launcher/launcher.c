@@ -401,7 +401,7 @@ static _Noreturn void launch(char **argv, char **envp)
 	begin("request: no program of ours has this name\n");
 	append(&message, "hint: call it by one of its links, \"gpu-container-runtime\" or \"gpu-cdi-hook\"\n");
 	write_out(2, &message);
-	leave(1);
+	leave(2);
 }
 
 #ifndef LAUNCHER_TWIN

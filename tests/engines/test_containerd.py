@@ -32,7 +32,9 @@ def test_ctr_s_own_option_fails_with_the_command_that_works(found: dict[str, Any
     assert case["status"] != 0
     assert case["stdout"] == ""
     said = case["stderr"].replace("\\n", "\n").replace("\\", "")
-    assert '"nvidia-container-cli configure", which "ctr run --gpus" calls, is not here' in said
+    assert (
+        '"nvidia-container-cli configure", which "ctr run --gpus" calls, is not supported' in said
+    )
     assert said.count("hint: ") == 1
     seen.assert_granted(seen.Seen.parse(case["as told"]), {1}, found["host"])
     seen.assert_driver(seen.Seen.parse(case["as told"]))

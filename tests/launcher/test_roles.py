@@ -96,7 +96,7 @@ def test_unknown_name_fails_closed(
         request.getfixturevalue("twin")
     program = str(bench.workshop.build(build) / "launcher")
     outcome = bench.start([name, b"create"], program=program)
-    assert (outcome.returncode, outcome.who, outcome.stdout) == (1, None, b"")
+    assert (outcome.returncode, outcome.who, outcome.stdout) == (2, None, b"")
     assert outcome.stderr.decode() == (
         f"{shown}: request: no program of ours has this name\n"
         'hint: call it by one of its links, "gpu-container-runtime" or "gpu-cdi-hook"\n'
@@ -112,7 +112,7 @@ def test_no_arguments_at_all_fails_closed(
         request.getfixturevalue("twin")
     program = str(bench.workshop.build(build) / "launcher")
     outcome = bench.start(["unused"], program=program, habits=("no-arguments",))
-    assert (outcome.returncode, outcome.who) == (1, None)
+    assert (outcome.returncode, outcome.who) == (2, None)
     assert b"no program of ours has this name" in outcome.stderr
 
 

@@ -45,8 +45,20 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     (OURS, "config", "check"),
     (OURS, "config", "set", "nvidia-container-runtime.log-level=debug"),
     (OURS, "config", "compile"),
+    (OURS, "hook", "noop"),
+    *(
+        (OURS, "hook", name, "--help")
+        for name in (
+            *("chmod", "create-symlinks", "disable-device-node-modification"),
+            *("enable-cuda-compat", "update-application-profile", "update-container"),
+            "update-ldcache",
+        )
+    ),
+    ("nvidia-ctk", "--version"),
+    ("nvidia-ctk", "hook", "noop", "--help"),
     ("nvidia-ctk", "cdi", "list"),
     ("nvidia-ctk", "system", "create-dev-char-symlinks", "--dry-run"),
+    ("nvidia-container-cli", "--version"),
     ("nvidia-container-cli", "info"),
     ("nvidia-container-cli", "list"),
     ("gpu-container-runtime", "--version"),

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from gpuruntime import __version__
 
 TREE = Path(__file__).parents[2]
 SIMHOST = TREE / "tests" / "simhost" / "simhost.py"
@@ -26,6 +29,7 @@ def printed(
         *("info", "--load-kmods info --csv", "list", "list --device 1 --libraries --compat32"),
         *("list --device GPU-5f1e0001", "list --ipcs --no-persistenced", "list --device 9"),
         *("list --imex-channel 0", "list --imex-channel x", "configure --pid=1 /x", "--version"),
+        "--debug=/proc/self/fd/2 info",
         *("list --mig-config all", "configure --device=1 --device=3 --compute --pid=1 /x"),
     )
     script = "\n".join(
@@ -115,4 +119,15 @@ def test_what_cannot_be_had_is_an_error(
 
 def test_it_has_a_version(printed: dict[str, subprocess.CompletedProcess[str]]) -> None:
     """As every program."""
-    assert printed["--version"].stdout.startswith("nvidia-container-cli, version ")
+    lines = printed["--version"].stdout.splitlines()
+    assert lines[:2] == [f"cli-version: {__version__}", f"lib-version: {__version__}"]
+    assert printed["--version"].returncode == 0
+
+
+def test_debug_is_a_log_file(printed: dict[str, subprocess.CompletedProcess[str]]) -> None:
+    """It has which files are read; the output is as without it."""
+    log = printed["--debug=/proc/self/fd/2 info"]
+    assert log.stdout == printed["info"].stdout
+    assert f"debug: {__version__}" not in printed["info"].stderr
+    assert re.search(r"(?m)^debug: [0-9:]+ gpuruntime ", log.stderr)
+    assert re.search(r'(?m)^debug: [0-9:]+ look at "/usr/lib/.*/libcuda', log.stderr)

@@ -272,8 +272,8 @@ def test_a_deadline_that_is_none_is_refused(bundle: Path, value: str) -> None:
     before = tree(bundle)
     for words in ((f"--deadline={value}",), ("--deadline", value)):
         done = call(bundle, HOOK, *words, *WORDS)
-        assert done.returncode == 1
-        assert "is no deadline" in done.stderr
+        assert done.returncode == 2
+        assert "is not a deadline" in done.stderr
         assert "Traceback" not in done.stderr
     assert tree(bundle) == before
 
@@ -486,7 +486,7 @@ def test_env_14_a_full_stderr_holds_nothing(bundle: Path, words: tuple[str, ...]
     finally:
         os.close(reading)
         os.close(writing)
-    assert done.returncode == (1 if "--deadline=x" in words else 0)
+    assert done.returncode == (2 if "--deadline=x" in words else 0)
 
 
 def test_log_01_a_thousand_warnings_hold_nothing(bundle: Path) -> None:
@@ -506,7 +506,7 @@ def test_env_15_a_hook_without_arguments(bundle: Path) -> None:
         assert "bug" not in done.stderr
     long = "x" * (50 << 10)
     done = call(bundle, HOOK, "update-container", *[f"--link={long}::/{long}"] * 4)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert len(done.stderr) < 4096
 
 

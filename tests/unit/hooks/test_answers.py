@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -13,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from gpuruntime import __version__
+from gpuruntime.system import hook_usage
 from gpuruntime.system.paths import Root, read_of_image
-from hooks import entry, supervision, update_container
+from hooks import classic, entry, supervision, update_container
 
 TREE = Path(__file__).parents[3]
 HOOK = TREE / ".venv" / "bin" / "gpu-cdi-hook"
@@ -31,21 +33,51 @@ def call(*words: str, name: str = "gpu-cdi-hook") -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("name", ["gpu-cdi-hook", "nvidia-cdi-hook"])
-@pytest.mark.parametrize("words", [["--help"], ["-h"], ["-help"], ["help"], ["chmod", "--help"]])
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["-help"], ["help"], ["x", "--help"]])
 def test_help(words: list[str], name: str) -> None:
     """It is for people, on standard output, and lists every hook that there is."""
     status, output, error = call(*words, name=name)
     assert (status, error) == (0, "")
     assert output.startswith(f"usage: {name} ")
-    assert "PROGRAM" not in output
     for hook in (update_container.NAME, *entry.CLASSIC):
-        assert hook in output
+        assert f"\n  {hook} " in output
+
+
+@pytest.mark.parametrize("hook", [update_container.NAME, *entry.CLASSIC])
+def test_help_of_a_hook_has_its_options(hook: str) -> None:
+    """Those that its parser takes, and no others."""
+    status, output, error = call(hook, "--help")
+    assert (status, error) == (0, "")
+    assert output.startswith(f"usage: gpu-cdi-hook {hook} ")
+    assert call("help", hook) == (0, output, "")
+    own = output.partition("\nOptions of every hook:\n")[0]
+    shown = set(re.findall(r"(?m)^  --([a-z-]+)", own))
+    if hook == update_container.NAME:
+        assert shown == update_container.VALUES | update_container.SWITCHES
+    else:
+        assert shown == set(classic.OPTIONS[hook])
+    common = output.removeprefix(own)
+    for option in ("container-spec", "deadline", "debug", "quiet", "help"):
+        assert f"\n  --{option} " in common
+    for option, value, _ in hook_usage.HOOKS[hook][1]:
+        assert f"  {option} {value}".rstrip() in own
+
+
+def test_help_of_the_prestart_hook() -> None:
+    """On standard output, as Go's flags have it."""
+    status, output, error = call("-help", name="nvidia-container-runtime-hook")
+    assert (status, error) == (0, "")
+    assert output.startswith("usage: nvidia-container-runtime-hook [-debug] [-config FILE] pre")
+    assert "\n  -version " in output
 
 
 @pytest.mark.parametrize("words", [["--version"], ["-version"], ["-v"]])
 def test_version(words: list[str]) -> None:
-    """As the prestart hook prints it."""
-    assert call(*words) == (0, f"gpu-cdi-hook version {__version__}\n", "")
+    """As the prestart hook prints it; under a name of the incumbent's, its words come first."""
+    ours = f"version {__version__}\n"
+    assert call(*words) == (0, f"gpu-cdi-hook {ours}", "")
+    theirs = f"NVIDIA CDI Hook {ours}nvidia-cdi-hook {ours}"
+    assert call(*words, name="nvidia-cdi-hook") == (0, theirs, "")
 
 
 @pytest.mark.parametrize("words", [[], ["--debug"], ["--deadline=5"], [""]])
@@ -79,8 +111,8 @@ def test_options_in_any_order(words: list[str]) -> None:
 def test_an_option_that_nobody_knows(words: list[str]) -> None:
     """Behind it may be its value, or the name of the hook: nothing done is no success."""
     status, output, error = call(*words)
-    assert (status, output) == (1, "")
-    assert '"--flying" is no option' in error
+    assert (status, output) == (2, "")
+    assert '"--flying" is an unknown option' in error
 
 
 def test_meta_02_too_few_descriptors_are_said(tmp_path: Path) -> None:
@@ -109,7 +141,7 @@ def test_meta_02_too_few_descriptors_are_said(tmp_path: Path) -> None:
 def test_help_as_a_value_is_a_value(tmp_path: Path) -> None:
     """Whatever an argument begins with, in its place it is data."""
     status, output, error = call("update-container", "--link", "--help")
-    assert (status, output) == (1, "")
+    assert (status, output) == (2, "")
     assert '"--help" is not TARGET::LINK' in error
 
 

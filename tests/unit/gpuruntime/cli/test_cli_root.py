@@ -4,11 +4,19 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
+
+from gpuruntime import __version__
+from gpuruntime.cli.lazy import variables_of
+from gpuruntime.cli.main import VARIABLES, root
 
 # Each test starts the command line, most of them several times.
 pytestmark = pytest.mark.slow
@@ -44,17 +52,103 @@ def test_quiet_says_nothing_but_errors(specs: list[str], option: str) -> None:
     assert "bad.json" in call(*specs)[2]
     assert "bad.json" in call("--quiet=false", *specs)[2]
     status, _, errors = call("--quiet", "config", "--set", "none-such=1")
-    assert status == 1
+    assert status == 2
     assert errors.startswith('error: configuration: invalid config option "none-such"')
     status, _, errors = call("--quiet", "cdi", "list", "--none-such")
     assert status == 2
     assert "No such option" in errors
 
 
-@pytest.mark.parametrize("option", ["-d", "--debug", "--debug=true", "--debug=0"])
-def test_debug_is_taken(specs: list[str], option: str) -> None:
-    """And changes nothing."""
-    assert call(option, *specs) == call(*specs)
+@pytest.mark.parametrize("option", ["-d", "--debug", "--debug=true", ""])
+def test_debug_prints_what_is_read(specs: list[str], option: str) -> None:
+    """By the option or its variables; the output is as without it."""
+    environment = {} if option else {"NVIDIA_CTK_DEBUG": "true"}
+    status, output, errors = call(*filter(None, [option]), *specs, **environment)
+    plain = call(*specs)
+    assert (status, output) == plain[:2]
+    traced = [line for line in errors.splitlines() if line.startswith("debug: ")]
+    assert re.fullmatch(r"debug: [0-9:]{8} gpuruntime [0-9.]+, Python [0-9.]+ at /.*", traced[0])
+    assert any(line.endswith(f'open "{specs[-1]}"') for line in traced)
+    assert any("bad.json" in line for line in traced)
+    assert not any(".pyc" in line for line in traced)
+    rest = [line for line in errors.splitlines() if line not in traced]
+    assert rest == plain[2].splitlines()
+    # --quiet wins, and a false value is none.
+    assert call("--quiet", "--debug", *specs) == (0, "", "")
+    assert call("--debug=0", *specs) == plain
+
+
+@pytest.mark.parametrize("option", ["--version", "-v"])
+def test_the_version_is_what_scripts_look_for(tmp_path: Path, option: str) -> None:
+    """Under the incumbent's name, its words come first."""
+    ours = f"gpuruntime, version {__version__}\n"
+    assert call(option) == (0, ours, "")
+    program = tmp_path / "nvidia-ctk"
+    program.symlink_to(PROGRAM)
+    done = subprocess.run([program, option], capture_output=True, text=True, check=True)
+    assert done.stdout == f"NVIDIA Container Toolkit CLI version {__version__}\n{ours}"
+    # Its usage has its name.
+    done = subprocess.run([program, "--x"], capture_output=True, text=True, check=False)
+    assert done.stderr.startswith("Usage: nvidia-ctk [OPTIONS] ")
+
+
+def leaves(command: click.Command, words: tuple[str, ...]) -> Iterator[list[str]]:
+    """Yield the words of each command and group, with those of its parents."""
+    yield list(words)
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            child = command.get_command(context, name)
+            assert child is not None
+            yield from leaves(child, (*words, name))
+
+
+@pytest.mark.parametrize("words", [*leaves(root, ())], ids=" ".join)
+def test_help_has_every_variable(words: list[str]) -> None:
+    """Those of its options; and those of every command, or where to find them."""
+    runner = CliRunner()
+    text = runner.invoke(root, [*words, "--help"]).output
+    context = click.Context(root)
+    command: click.Command = root
+    for word in words:
+        assert isinstance(command, click.Group)
+        child = command.get_command(context, word)
+        assert child is not None
+        command = child
+    for parameter in command.params:
+        for name in variables_of(parameter):
+            assert re.search(rf"(?m)^    {name} +--[a-z-]+$", text)
+    if not words:
+        for name in VARIABLES:
+            assert re.search(rf"(?m)^    {name}  +\w", text)
+    elif not isinstance(command, click.Group):
+        assert '"gpuruntime --help" lists the environment variables' in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "said"),
+    [
+        (["--format", "x"], {}, "Invalid value for '--format': 'x' is not"),
+        (
+            [],
+            {"NVIDIA_CTK_CDI_GENERATE_OUTPUT_FORMAT": "x"},
+            "from the environment variable NVIDIA_CTK_CDI_GENERATE_OUTPUT_FORMAT: 'x' is not",
+        ),
+        (
+            [],
+            {"GPURUNTIME_CDI_FORMAT": "x", "NVIDIA_CTK_CDI_GENERATE_OUTPUT_FORMAT": "y"},
+            "from the environment variable GPURUNTIME_CDI_FORMAT: 'x' is not",
+        ),
+    ],
+)
+def test_a_usage_error_names_where_the_value_is_from(
+    words: list[str], environment: dict[str, str], said: str
+) -> None:
+    """And no variable that has no part in it."""
+    status, _, errors = call("cdi", "generate", *words, **environment)
+    assert status == 2
+    assert said in errors
+    assert "env var" not in errors
 
 
 @pytest.mark.parametrize("by_variable", [True, False])
