@@ -96,12 +96,12 @@ def write_pages(place: str, name: str, command: click.Command, parent: Any = Non
                 write_pages(place, f"{name} {word}", found, context)
 
 
-def write_completions(place: str, name: str, command: click.Command, variable: str) -> None:
-    """Write what each shell needs to ask the program *name* for completions by *variable*."""
+def write_completions(place: str, name: str, command: click.Command) -> None:
+    """Write the script by which each shell asks the program *name* for completions."""
     for shell, pattern in PLACES.items():
         kind = shell_completion.get_completion_class(shell)
         assert kind is not None
-        asking = kind(command, {}, name, variable)
+        asking = kind(command, {}, name, cli.COMPLETE_VARIABLE)
         # Not `source()`, which looks at the shell of the machine that builds.
         text = asking.source_template % asking.source_vars()
         write(os.path.join(place, pattern.format(name)), f"{text.strip()}\n")
@@ -111,11 +111,12 @@ def main() -> None:
     """Write below the directory of the first argument; the second may be "nvidia"."""
     place, *compat = sys.argv[1:]
     write_pages(place, "gpuruntime", cli.root)
-    write_completions(place, "gpuruntime", cli.root, "_GPURUNTIME_COMPLETE")
+    write_completions(place, "gpuruntime", cli.root)
     links = dict.fromkeys(RUNTIME_NAMES, (8, RUNTIME_PAGE))
     if compat == ["nvidia"]:
         write_pages(place, container_cli.PROGRAM, container_cli.root)
-        write_completions(place, "nvidia-ctk", cli.root, "_GPURUNTIME_COMPLETE")
+        write_completions(place, "nvidia-ctk", cli.root)
+        write_completions(place, container_cli.PROGRAM, container_cli.root)
         links |= dict.fromkeys(INCUMBENT_NAMES, (8, RUNTIME_PAGE))
         links["nvidia-ctk"] = (1, "gpuruntime.1")
     for name, (section, target) in links.items():

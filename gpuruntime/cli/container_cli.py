@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from gpuruntime import __version__, model
+from gpuruntime.cli import completion
 from gpuruntime.cli.comma_option import CommaOption
 from gpuruntime.cli.output import write_stdout
 from gpuruntime.discover import inventory as machine
@@ -171,6 +172,7 @@ def list_(driver_root: str, /, **chosen: Any) -> None:  # noqa: ANN401 (click's 
     write_stdout("".join(f"{line}\n" for line in dict.fromkeys(lines)))
 
 
+completion.attach(list_)
 _CHOICES = (
     *("devices", "libraries", "binaries", "ipcs", "firmwares", "mig_config", "mig_monitor"),
     "channels",

@@ -11,6 +11,9 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
+
+from gpuruntime.cli import completion
 
 EPILOG = '"gpuruntime --help" lists the environment variables that apply to every command.'
 
@@ -32,7 +35,7 @@ class LazyGroup(click.Group):
         super().__init__(**attributes)
         self.table = table
         self.sections = sections or {"Commands": tuple(sorted(table))}
-        show_variables(self, variables)
+        equip(self, variables)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the table."""
@@ -46,7 +49,7 @@ class LazyGroup(click.Group):
             return None
         module, attribute, _ = self.table[cmd_name]
         command: click.Command = getattr(importlib.import_module(module), attribute)
-        show_variables(command)
+        equip(command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -55,6 +58,15 @@ class LazyGroup(click.Group):
         for heading, names in self.sections.items():
             with formatter.section(heading):
                 formatter.write_dl([(name, self.table[name][2]) for name in names])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the names of the table and the options; no command is imported."""
+        names = [
+            CompletionItem(name, help=self.table[name][2])
+            for name in self.list_commands(ctx)
+            if name.startswith(incomplete)
+        ]
+        return names + click.Command.shell_complete(self, ctx, incomplete)
 
     def make_context(
         self,
@@ -73,12 +85,13 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
 
 
-def show_variables(command: click.Command, others: Mapping[str, str] | None = None) -> None:
-    """Have `--help` of *command* and its commands list the variables that set their options.
+def equip(command: click.Command, others: Mapping[str, str] | None = None) -> None:
+    """Give *command* and its commands the list of variables in `--help`, and completions.
 
-    *others* are further variables: name → effect. They are not in the options' own help, where
-    click breaks long names over lines.
+    *others* are variables that set no option: name → effect. The variables are not in the options'
+    own help, where click breaks long names over lines.
     """
+    completion.attach(command)
     rows = [
         (name, next((opt for opt in parameter.opts if opt.startswith("--")), ""))
         for parameter in command.params
@@ -88,7 +101,7 @@ def show_variables(command: click.Command, others: Mapping[str, str] | None = No
     rows += (others or {}).items()
     if isinstance(command, click.Group):
         for child in getattr(command, "commands", {}).values():
-            show_variables(child)
+            equip(child)
     if command.epilog is None:
         pointer = "" if others else EPILOG
         command.epilog = "\n\n".join(filter(None, (_as_table(rows), pointer)))

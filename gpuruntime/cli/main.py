@@ -127,11 +127,14 @@ def main() -> None:
     """Run the command line; print a GpuRuntimeError as two lines, and exit with its code."""
     _occupy_standard_descriptors()
     program = os.path.basename(sys.argv[0])
+    if COMPLETE_VARIABLE in os.environ:
+        # Whatever a completion prints would be in the middle of a command line.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     try:
         if program == "nvidia-container-cli":
             from gpuruntime.cli import container_cli  # noqa: PLC0415 (a program of its own)
 
-            container_cli.root(prog_name=container_cli.PROGRAM)
+            container_cli.root(prog_name=container_cli.PROGRAM, complete_var=COMPLETE_VARIABLE)
         is_incumbent = program == INCUMBENT
         root(
             _plain(sys.argv[1:], is_incumbent=is_incumbent),

@@ -32,14 +32,26 @@ def _help(recorder: Recorder, program: str, words: tuple[str, ...]) -> None:
     case = "/".join(("help", program, *words))
     recorder.call(f"{case}/--help", WORK / "bin" / program, *words, "--help")
     text = (recorder.out / case / "--help" / "stdout").read_text()
-    _, found, commands = text.partition("\nCommands:\n")
-    if not found:
+    commands = commands_of(text)
+    if not commands:
         recorder.call(f"{case}/--no-such", WORK / "bin" / program, *words, "--no-such")
         return
     recorder.call(f"{case}/no-such", WORK / "bin" / program, *words, "no-such")
     recorder.call(f"{case}/nothing", WORK / "bin" / program, *words)
-    for name in re.findall(r"(?m)^  (\S+)", commands):
+    for name in commands:
         _help(recorder, program, (*words, name))
+
+
+def commands_of(text: str) -> list[str]:
+    """Return the commands that the help *text* lists, under one heading or several.
+
+    Every heading behind the options is one of commands.
+    """
+    _, _, sections = text.partition("\nOptions:\n")
+    lines = sections.splitlines()
+    headings = [number for number, line in enumerate(lines) if re.fullmatch(r"\S.*:", line)]
+    rows = lines[headings[0] :] if headings else []
+    return [match[1] for line in rows if (match := re.match(r"  ([a-z][a-z-]*)(?:  |$)", line))]
 
 
 def refusals(recorder: Recorder) -> None:

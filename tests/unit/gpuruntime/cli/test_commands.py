@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import pytest
+from click.testing import CliRunner
 from scenarios import commands
 
 from gpuruntime.cli import container_cli
@@ -43,6 +45,36 @@ def test_every_command_is_run_from_an_installation() -> None:
         if not any(run[: len(words)] == words for run in commands.COMMANDS)
     }
     assert missing == set()
+
+
+def groups(command: click.Command, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Yield the words of each group."""
+    if isinstance(command, click.Group):
+        yield words
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            child = command.get_command(context, name)
+            assert child is not None
+            yield from groups(child, (*words, name))
+
+
+@pytest.mark.parametrize("words", [*groups(root, ())], ids=" ".join)
+def test_recordings_follow_every_command_of_a_help_text(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """Whatever its heading is."""
+    monkeypatch.syspath_prepend(TREE / "tests" / "record")
+    from command_line import commands_of  # noqa: PLC0415 (it imports modules beside it)
+
+    command: click.Command = root
+    for word in words:
+        assert isinstance(command, click.Group)
+        child = command.get_command(click.Context(command), word)
+        assert child is not None
+        command = child
+    assert isinstance(command, click.Group)
+    text = CliRunner().invoke(root, [*words, "--help"]).output
+    assert sorted(commands_of(text)) == sorted(command.list_commands(click.Context(command)))
 
 
 def test_what_the_documents_call_is_a_command() -> None:
