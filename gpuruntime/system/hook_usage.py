@@ -72,6 +72,23 @@ COMMON = (
     ("--quiet", "", "Print errors only."),
     ("--help", "", "Print this text and exit."),
 )
+PRESTART = (
+    ("-config", "FILE", "Config file.  [default: the one in force]"),
+    ("-debug", "", "Print each step on standard error."),
+    ("-version", "", "Print the version and exit."),
+    ("-help", "", "Print this text and exit."),
+)
+# What the programs are, in paragraphs of lines.
+ABOUT = """\
+CDI specs call this program, with the OCI state on standard input. It reads no
+environment variable. An unknown hook is a warning, wrong options exit with 2.
+"""
+ABOUT_PRESTART = """\
+OCI runtimes call this program, with the OCI state on standard input. It mounts the
+driver's files that the container requests, and allows devices that the container may not
+use yet. poststart and poststop do nothing.
+"""
+PRESTART_ARGUMENTS = "prestart|poststart|poststop"
 _WIDTH = 96
 
 
@@ -79,9 +96,7 @@ def of_program(program: str) -> str:
     """Return the help text of *program*, with its hooks."""
     rows = [(name, purpose) for name, (purpose, _) in HOOKS.items()]
     return (
-        f"usage: {program} [OPTION...] HOOK [OPTION...]\n\n"
-        "CDI specs call this program, with the OCI state on standard input. It reads no\n"
-        "environment variable. An unknown hook is a warning, wrong options exit with 2.\n"
+        f"usage: {program} [OPTION...] HOOK [OPTION...]\n\n{ABOUT}"
         f'"{program} HOOK --help" describes a hook.\n\n'
         f"Hooks:\n{_table(rows)}\nOptions:\n{_options(COMMON)}"
     )
@@ -99,17 +114,9 @@ def of_hook(program: str, name: str) -> str:
 
 def of_prestart(program: str) -> str:
     """Return the help text of *program*, the prestart hook."""
-    rows = (
-        ("-config FILE", "Config file.  [default: the one in force]"),
-        ("-debug", "Print each step on standard error."),
-        ("-version", "Print the version and exit."),
-        ("-help", "Print this text and exit."),
-    )
     return (
-        f"usage: {program} [-debug] [-config FILE] prestart|poststart|poststop\n\n"
-        "OCI runtimes call this program, with the OCI state on standard input. It mounts the\n"
-        "driver's files that the container requests. poststart and poststop do nothing.\n\n"
-        f"Options:\n{_table(rows)}"
+        f"usage: {program} [-debug] [-config FILE] {PRESTART_ARGUMENTS}\n\n{ABOUT_PRESTART}\n"
+        f"Options:\n{_options(PRESTART)}"
     )
 
 
@@ -117,7 +124,7 @@ def _options(options: tuple[tuple[str, str, str], ...]) -> str:
     return _table([(f"{name} {value}".rstrip(), text) for name, value, text in options])
 
 
-def _table(rows: list[tuple[str, str]] | tuple[tuple[str, str], ...]) -> str:
+def _table(rows: list[tuple[str, str]]) -> str:
     """Return *rows* as two columns, with the second one wrapped."""
     column = max(len(first) for first, _ in rows) + len("  ") * 2
     text = ""
