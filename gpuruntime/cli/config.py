@@ -84,9 +84,9 @@ def config(ctx: click.Context, /, config_file: str | None, **given: Any) -> None
     gpuruntime/config.toml or nvidia-container-runtime/config.toml in $XDG_CONFIG_HOME, the same
     two in /etc.
     """
-    ctx.obj = config_file
+    ctx.obj = config_file or ctx.obj
     if ctx.invoked_subcommand is None:
-        _edit(config_file, **given)
+        _edit(ctx.obj, **given)
     elif given["sets"] or given["in_place"] or given["output"]:
         raise click.UsageError(f'give these options after "{ctx.invoked_subcommand}"')
 

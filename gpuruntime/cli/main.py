@@ -13,7 +13,7 @@ import click
 from gpuruntime import __version__
 from gpuruntime.cli.lazy import LazyGroup
 from gpuruntime.cli.output import write_stdout
-from gpuruntime.errors import GpuRuntimeError
+from gpuruntime.errors import ArgumentError, GpuRuntimeError
 
 # Command → (module, command in it, summary).
 COMMANDS = {
@@ -112,6 +112,14 @@ def root(ctx: click.Context, /, *, quiet: bool, debug: bool, config: str | None)
     "gpuruntime COMMAND --help" describes a command and the variables that set its options.
     """
     if config:
+        if ctx.invoked_subcommand == "config":
+            # It can create the file.
+            ctx.obj = config
+        elif not os.path.exists(config):
+            # Without this, another file would be in force.
+            raise ArgumentError(
+                f'the config file "{config}" does not exist', "name a file that exists"
+            )
         os.environ["GPURUNTIME_CONFIG"] = config
     if debug and not quiet:
         from gpuruntime.cli import trace  # noqa: PLC0415 (few commands are traced)

@@ -81,7 +81,8 @@ PRESTART = (
 # What the programs are, in paragraphs of lines.
 ABOUT = """\
 CDI specs call this program, with the OCI state on standard input. It reads no
-environment variable. An unknown hook is a warning, wrong options exit with 2.
+environment variable, so NVIDIA_CDI_DEBUG and NVIDIA_CDI_QUIET have no effect: use
+--debug and --quiet. An unknown hook is a warning, wrong options exit with 2.
 """
 ABOUT_PRESTART = """\
 OCI runtimes call this program, with the OCI state on standard input. It mounts the

@@ -163,6 +163,29 @@ def test_config_names_the_file_in_force(tmp_path: Path, *, by_variable: bool) ->
     assert found[:2] == (0, path.read_text())
 
 
+@pytest.mark.parametrize("by_variable", [True, False])
+def test_a_config_file_that_does_not_exist_is_an_error(
+    tmp_path: Path, *, by_variable: bool
+) -> None:
+    """The next file of the search would be in force instead, and nothing would say so."""
+    path = tmp_path / "config.toml"
+    other = tmp_path / "other.toml"
+    other.write_text("disable-require = true\n")
+    environment = {"NVIDIA_CTK_CONFIG_FILE_PATH": str(other)}
+    front = ["--config", str(path)]
+    if by_variable:
+        front, environment["NVIDIA_CTK_CONFIG"] = [], str(path)
+    status, output, errors = call(*front, "cdi", "list", **environment)
+    assert (status, output) == (2, "")
+    assert f'the config file "{path}" does not exist' in errors
+    # The command `config` creates it, and does not take the other one for it.
+    assert "disable-require = false\n" in call(*front, "config", **environment)[1]
+    assert call(*front, "config", "--in-place", **environment)[0] == 0
+    assert "disable-require = false\n" in path.read_text()
+    assert other.read_text() == "disable-require = true\n"
+    assert call(*front, "cdi", "list", **environment)[0] == 0
+
+
 def test_a_switch_may_have_a_value(tmp_path: Path) -> None:
     """`=true` is the switch, `=false` is none; of another option it is the value."""
     path = tmp_path / "config.toml"
