@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpuruntime config`: show, change, check config.toml, and compile it for the start path."""
+"""`gpuruntime config`: show, change and check config.toml, and compile it for the start path."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpuruntime.configfile import file as files
 from gpuruntime.configfile import lines as config_lines
 from gpuruntime.configfile.check import LDCONFIG, LDCONFIG_FEATURE, NOTE, examine, sentence
 from gpuruntime.configfile.compilation import accepted, compile_file
-from gpuruntime.configfile.option_table import Value
+from gpuruntime.configfile.option_table import Option, Value
 from gpuruntime.errors import ArgumentError, ConfigError, escape
 from gpuruntime.launcher import companion
 
@@ -25,18 +25,18 @@ USER = "nvidia-container-cli.user"
 
 
 class Group(click.Group):
-    """A group whose commands may have other names too."""
+    """A group whose commands can have several names."""
 
     aliases: Mapping[str, str] = {"create-default": "default", "generate-default": "default"}
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command called *cmd_name* or that this is another name of."""
+        """Return the command *cmd_name*, which may be an alias."""
         return super().get_command(ctx, self.aliases.get(cmd_name, cmd_name))
 
 
-def _options(*chosen: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that adds the options named, by the names of their parameters."""
-    known = {
+def _options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds the options whose parameters have *names*."""
+    decorators = {
         "config_file": click.option(
             "--config-file",
             "--config",
@@ -50,20 +50,20 @@ def _options(*chosen: str) -> Callable[[Callable[..., None]], Callable[..., None
             "sets",
             multiple=True,
             metavar="KEY[=VALUE]",
-            help="Change this option; repeatable.",
+            help="Set an option of the file; repeatable.",
         ),
         "separator": click.option("--set-list-separator", "separator", default=":", hidden=True),
         "in_place": click.option(
-            "--in-place", "-i", is_flag=True, help="Write the result back to the file."
+            "--in-place", "-i", is_flag=True, help="Write the result to the config file."
         ),
         "output": click.option(
-            "--output", "-o", default="", metavar="FILE", help="Write the result to this file."
+            "--output", "-o", default="", metavar="FILE", help="Write the result to FILE."
         ),
     }
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        for name in reversed(chosen):
-            function = known[name](function)
+        for name in reversed(names):
+            function = decorators[name](function)
         return function
 
     return decorate
@@ -75,20 +75,21 @@ _EDITING = ("config_file", "sets", "separator", "in_place", "output")
 @click.group(cls=Group, invoke_without_command=True)
 @_options(*_EDITING)
 @click.pass_context
-def config(ctx: click.Context, /, config_file: str | None, **given: Any) -> None:  # noqa: ANN401 (click's)
+def config(ctx: click.Context, /, config_file: str | None, **editing: Any) -> None:  # noqa: ANN401 (click's)
     """Show, change and check config.toml.
 
-    Without a command, print the file, with the changes of --set.
+    Without a command, print the file in force with the changes of --set, or the defaults if there
+    is no file.
 
     The file in force is the first that exists: $GPURUNTIME_CONFIG, $NVIDIA_CTK_CONFIG_FILE_PATH,
-    gpuruntime/config.toml or nvidia-container-runtime/config.toml in $XDG_CONFIG_HOME, the same
+    gpuruntime/config.toml or nvidia-container-runtime/config.toml in $XDG_CONFIG_HOME, and these
     two in /etc.
     """
     ctx.obj = config_file or ctx.obj
     if ctx.invoked_subcommand is None:
-        _edit(ctx.obj, **given)
-    elif given["sets"] or given["in_place"] or given["output"]:
-        raise click.UsageError(f'give these options after "{ctx.invoked_subcommand}"')
+        _edit(ctx.obj, **editing)
+    elif editing["sets"] or editing["in_place"] or editing["output"]:
+        raise click.UsageError(f'write these options after "{ctx.invoked_subcommand}"')
 
 
 @config.command("set")
@@ -101,25 +102,27 @@ def set_command(
     config_file: str | None,
     pairs: tuple[str, ...],
     sets: tuple[str, ...],
-    **given: Any,  # noqa: ANN401 (click's)
+    **editing: Any,  # noqa: ANN401 (click's)
 ) -> None:
-    """Change options in the config file.
+    """Set options of the config file.
 
-    Print the changed file, or write it back with --in-place. Items of a list are separated by ":",
-    or by "," if there is no ":". A boolean without a value is true. The value "nil" removes a
+    Print the changed file, or write it with --in-place. Items of a list are separated by ":", or
+    by "," if the value has no ":". A boolean without a value is true. The value "nil" removes a
     feature from the file. Comments and unknown keys are kept.
+
+    A value that a container would not get is refused with exit status 2, and nothing is changed.
     """
     if not (pairs or sets):
         raise click.UsageError("nothing to set: give KEY=VALUE")
-    _edit(config_file or outer, sets=(*sets, *pairs), **given)
-    if not (given["in_place"] or given["output"]):
-        click.echo('note: the file is as before; "--in-place" changes it', err=True)
+    _edit(config_file or outer, sets=(*sets, *pairs), **editing)
+    if not (editing["in_place"] or editing["output"]):
+        click.echo('note: the file is not changed without "--in-place"', err=True)
 
 
 @config.command("default")
 @_options("output")
 def default_command(output: str) -> None:
-    """Print a config file with all options and defaults."""
+    """Print a config file with all options and their defaults."""
     _emit(option_table.example(_host_values()), output)
 
 
@@ -128,45 +131,57 @@ def default_command(output: str) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def show_command(outer: str | None, config_file: str | None, *, as_json: bool) -> None:
-    """Print every option, its value and its origin."""
+    """Print every option with its value and its origin."""
     path, text = _load(config_file or outer)
     values, warnings = ({}, []) if text is None else accepted(path, text)
     for warning in warnings:
         click.echo(f"warning: {escape(warning)}", err=True)
     if as_json:
-        shown = {
-            key: {
-                "value": values.get(key, default),
-                "from": "file" if key in values else "default",
-            }
-            for key, default in settings.DEFAULTS.items()
-        }
+        options = {option.key: _as_json(option, values) for option in option_table.OPTIONS}
         file = None if text is None else path
-        write_stdout(json.dumps({"file": file, "values": shown}, indent=2) + "\n")
+        write_stdout(json.dumps({"file": file, "values": options}, indent=2) + "\n")
         return
-    rows = [f"# {'no config file' if text is None else escape(path)}"]
-    for key, default in settings.DEFAULTS.items():
-        value = values.get(key, default)
-        source = "file" if key in values else "default"
-        row = f"# {key}: not set" if value is None else f"{key} = {option_table.literal(value)}"
-        rows.append(f"{row}  # {source}")
-    write_stdout("\n".join(rows) + "\n")
+    lines = [f"# {'no config file' if text is None else escape(path)}"]
+    lines += [_as_line(option, values) for option in option_table.OPTIONS]
+    write_stdout("\n".join(lines) + "\n")
+
+
+def _as_json(option: Option, values: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the value of *option* and its origin; if it has no effect, also the reason."""
+    reason: dict[str, Value] = {"no_effect": option.never} if option.never else {}
+    return {
+        "value": values.get(option.key, option.default),
+        "from": "file" if option.key in values else "default",
+        **reason,
+    }
+
+
+def _as_line(option: Option, values: Mapping[str, Value]) -> str:
+    """Return the value of *option* as a line of TOML, with its origin in a comment."""
+    value = values.get(option.key, option.default)
+    setting = f"{option.key} = {option_table.literal(value)}"
+    if value is None:
+        setting = f"# {option.key}: not set"
+    origin = "file" if option.key in values else "default"
+    reason = f"; no effect: {option.never}" if option.never else ""
+    return f"{setting}  # {origin}{reason}"
 
 
 @config.command("check")
 @_options("config_file")
 @click.pass_context
 def check_command(ctx: click.Context, config_file: str | None) -> None:
-    """List every problem of the config file, with its line.
+    """List every fault of the config file, with its line.
 
-    An error keeps containers from starting, a warning does not. The exit status is 1 if there is
-    either. A note is about an option that has no effect yet.
+    With an error, containers fail: all of them, or those that request a GPU. With a warning, they
+    start, but a value is not used as it is written. A note is about a value without any effect.
+    The exit status is 1 if there is an error or a warning.
     """
-    chosen = config_file or ctx.obj
-    path, text = _load(chosen)
+    named = config_file or ctx.obj
+    path, text = _load(named)
     if text is None:
-        if chosen:
-            raise ConfigError(f'there is no file "{path}"', "name a file that exists")
+        if named:
+            raise ConfigError(f'the file "{path}" does not exist', "name a file that exists")
         click.echo("no config file: the defaults are in force", err=True)
         return
     findings = examine(files.parse(text, path))[1]
@@ -175,13 +190,13 @@ def check_command(ctx: click.Context, config_file: str | None) -> None:
     rows.sort(key=lambda row: row[0])
     write_stdout(
         "".join(
-            f"{escape(path)}:{line}: {found.severity}: {escape(sentence(found))}\n"
-            for line, found in rows
+            f"{escape(path)}:{line}: {finding.severity}: {escape(sentence(finding))}\n"
+            for line, finding in rows
         )
     )
-    bad = sum(finding.severity != NOTE for finding in findings)
-    click.echo(f"{bad} problem{'' if bad == 1 else 's'}", err=True)
-    if bad:
+    count = sum(finding.severity != NOTE for finding in findings)
+    click.echo(f"{count} problem{'' if count == 1 else 's'}", err=True)
+    if count:
         ctx.exit(1)
 
 
@@ -192,41 +207,43 @@ def compile_command(outer: str | None, config_file: str | None) -> None:
     """Compile the config file for the start path."""
     path = config_file or outer
     if path is None:
-        found = settings.find(os.environ)
-        if found is None:
+        file = settings.find(os.environ)
+        if file is None:
             companion.keep(os.environ)
             click.echo("no config file: the defaults are in force", err=True)
             return
-        path = found[0]
+        path = file[0]
     _, warnings = compile_file(path)
     for warning in warnings:
         click.echo(f"warning: {escape(warning)}", err=True)
     click.echo(f'compiled "{escape(path)}"', err=True)
 
 
-def _load(chosen: str | None) -> tuple[str, str | None]:
-    """Return the path of the file *chosen*, or in force, and its text, None if there is none."""
-    path = chosen
+def _load(path: str | None) -> tuple[str, str | None]:
+    """Return *path*, or the path of the file in force, and its text, None if it does not exist."""
     if path is None:
-        found = settings.find(os.environ)
-        path = settings.search_path(os.environ)[0] if found is None else found[0]
+        file = settings.find(os.environ)
+        path = settings.search_path(os.environ)[0] if file is None else file[0]
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return path, None
     except (OSError, ValueError):
-        # Reading it says why not.
+        # The error of reading the file has the reason.
         pass
     return path, files.read(path)[0]
 
 
 def _edit(
-    chosen: str | None, *, sets: tuple[str, ...], separator: str, in_place: bool, output: str
+    path: str | None, *, sets: tuple[str, ...], separator: str, in_place: bool, output: str
 ) -> None:
-    """Print the config file with *sets* made, or write it where that is wanted."""
+    """Print the config file *path* with the changes *sets*, or write it.
+
+    Raises ArgumentError for a change that is refused, and ConfigError.
+    """
     if in_place and output:
         raise click.UsageError("--in-place and --output exclude each other")
-    path, text = _load(chosen)
+    path, text = _load(path)
     if text is None:
         text = option_table.example(_host_values())
     else:
@@ -253,7 +270,7 @@ def _edit(
 
 
 def _emit(text: str, output: str) -> None:
-    """Write *text* to the file *output*, to standard output if that is "" or "-"."""
+    """Write *text* to the file *output*, or to standard output if *output* is "" or "-"."""
     if output in ("", "-"):
         write_stdout(text)
         return
@@ -262,9 +279,9 @@ def _emit(text: str, output: str) -> None:
 
 
 def _host_values() -> dict[str, Value]:
-    """Return the values that a new file has on this host in place of the defaults."""
+    """Return the values that replace the defaults in a new file on this host."""
     values: dict[str, Value] = {}
-    # On Debian and its kin, ldconfig is a script around this one.
+    # On Debian and its derivatives, ldconfig is a script that calls this program.
     if os.path.exists("/sbin/ldconfig.real"):
         values[LDCONFIG] = "@/sbin/ldconfig.real"
     try:
@@ -275,6 +292,6 @@ def _host_values() -> dict[str, Value]:
     for line in lines:
         name, _, like = line.partition("=")
         if name == "ID_LIKE" and {"suse", "opensuse"} & set(like.strip("\"'").split()):
-            # The device nodes are for this group there.
+            # The device nodes belong to this group there.
             values[USER] = "root:video"
     return values

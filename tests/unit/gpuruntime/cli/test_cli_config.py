@@ -191,7 +191,7 @@ def test_a_check_without_a_file() -> None:
     none = run("check", GPURUNTIME_CONFIG="/nonexistent")
     # A machine may have one of its own.
     assert ("defaults are in force" in none.stderr) is (config.find({}) is None)
-    assert "there is no file" in said(run("check", "-c", "/nonexistent/config.toml"))
+    assert "does not exist" in said(run("check", "-c", "/nonexistent/config.toml"))
 
 
 def test_show_prints_values_and_where_they_are_from(incumbent: Path) -> None:
@@ -209,6 +209,10 @@ def test_show_prints_values_and_where_they_are_from(incumbent: Path) -> None:
     assert found["file"] == str(incumbent)
     assert found["values"][MODE] == {"value": "auto", "from": "file"}
     assert found["values"].keys() == config.DEFAULTS.keys()
+    # What no program acts on has the reason.
+    option = option_table.BY_KEY["nvidia-container-cli.path"]
+    assert f'{option.key} = ""  # default; no effect: {option.never}\n' in done.stdout
+    assert found["values"][option.key]["no_effect"] == option.never
     assert json.loads(run("show", "--json", "-c", "/nonexistent").stdout)["file"] is None
 
 
