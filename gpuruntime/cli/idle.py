@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts on which the commands of the boot units have nothing to do; reads only."""
+"""Detect hosts on which the commands of the boot units have nothing to do; reads only."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from gpuruntime.errors import DiscoveryError
 
 
 def reason(driver_root: str) -> str:
-    """Return in one line why there is nothing to do for a GPU of NVIDIA, "" if there is.
+    """Return in one line why there is nothing to do on this host, "" if there is something to do.
 
-    Nothing is, where no module of the driver is loaded, and either no GPU is on the bus or the
-    driver *driver_root* is not installed. A driver that is installed and not loaded is a fault.
+    There is nothing to do if no module of the driver is loaded, and either no GPU is on the bus or
+    no driver is installed below *driver_root*. A driver that is installed but not loaded is a
+    fault, and so a reason to go on.
     """
     if devices.majors(devices.read("/proc/devices")) or devices.read(user_space_version.MODULE):
         return ""
@@ -27,8 +28,8 @@ def reason(driver_root: str) -> str:
 def _is_installed(driver_root: str) -> bool:
     """Return whether *driver_root* has a library of the driver."""
     try:
-        found = user_space_version.installed(search_paths.libraries(DriverRoot(driver_root)))
+        versions = user_space_version.installed(search_paths.libraries(DriverRoot(driver_root)))
     except DiscoveryError:
-        # What is wrong with it is for discovery to say.
+        # The discovery that follows reports the fault.
         return True
-    return bool(found)
+    return bool(versions)

@@ -23,4 +23,4 @@ COMMANDS = {
 
 @click.group(cls=LazyGroup, table=COMMANDS)
 def system() -> None:
-    """Prepare the host: create device nodes, and the symlinks to them."""
+    """Prepare the host: create device nodes and the symlinks to them."""

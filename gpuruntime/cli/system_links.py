@@ -20,7 +20,7 @@ from gpuruntime.cli.system_devices import CAPS, NVIDIA, UVM, PlannedNode
 from gpuruntime.errors import GpuRuntimeError, escape
 from gpuruntime.system.replace import replace_link
 
-# Directory below /dev, and how names of nodes in it begin that a container can be given.
+# Directory below /dev, and the prefix of the nodes in it that a container can get.
 _PLACES = (
     ("", "nvidia"),
     ("nvidia-caps", "nvidia-"),
@@ -94,30 +94,30 @@ def create_dev_char_symlinks(
     another type with such a name is left alone as well: the other symlinks are created, and the
     exit status is 1. With --create-all, nothing is created on a host without a GPU or a driver.
     """
-    for name, given in (
+    for name, is_set in (
         ("--load-kernel-modules", load_kernel_modules),
         ("--create-device-nodes", create_device_nodes),
     ):
-        if given and not create_all:
+        if is_set and not create_all:
             click.echo(f"warning: {name} is ignored without --create-all", err=True)
-    if create_all and (nothing := idle.reason(driver_root)):
-        click.echo(nothing, err=True)
+    if create_all and (reason := idle.reason(driver_root)):
+        click.echo(reason, err=True)
         return
     if create_all and load_kernel_modules:
         system_modules.load(driver_root, dry_run=dry_run, say=_say)
     if create_all:
-        wanted = every()
+        nodes = every()
         if create_device_nodes:
-            known = devices.majors(devices.read("/proc/devices"))
-            system_nodes.make(dev_root, devices.control(known), dry_run=dry_run)
+            majors = devices.majors(devices.read("/proc/devices"))
+            system_nodes.create(dev_root, devices.control(majors), dry_run=dry_run)
     else:
-        wanted = existing(dev_root)
-    link(dev_char_path, dev_root, wanted, dry_run=dry_run)
+        nodes = existing(dev_root)
+    link(dev_char_path, dev_root, nodes, dry_run=dry_run)
 
 
 def existing(dev_root: str, sys: str = "/sys") -> list[PlannedNode]:
-    """Return the nodes below *dev_root* that a container can be given and sysfs does not have."""
-    found = []
+    """Return the nodes below *dev_root* that a container can get and sysfs does not list."""
+    nodes = []
     for directory, prefix in _PLACES:
         place = os.path.join(dev_root, "dev", directory)
         try:
@@ -131,33 +131,33 @@ def existing(dev_root: str, sys: str = "/sys") -> list[PlannedNode]:
             numbers = os.major(status.st_rdev), os.minor(status.st_rdev)
             device = PlannedNode(os.path.join(directory, name), *numbers)
             if not os.path.lexists(f"{sys}/dev/char/{device.numbers}"):
-                found.append(device)
-    return found
+                nodes.append(device)
+    return nodes
 
 
 def every(proc: str = "/proc", sys: str = "/sys") -> list[PlannedNode]:
-    """Return the nodes that there can be, there or not; raise DriverError without modules."""
-    known = devices.majors(devices.read(f"{proc}/devices"))
+    """Return all possible nodes, existing or not; raise DriverError if a module is not loaded."""
+    majors = devices.majors(devices.read(f"{proc}/devices"))
     minors = devices.mig_minors(devices.read(f"{proc}/driver/nvidia-caps/mig-minors"))
     for module in (NVIDIA, UVM, *([CAPS] if minors else [])):
-        devices.major_of(known, module)
+        devices.major_of(majors, module)
     count = devices.count_on_bus(sys)
     names = ["config", "monitor"]
     for gpu in range(count):
         names += devices.possible_instances(minors, gpu)
     return [
-        *devices.control(known),
-        *devices.gpus(known, range(count)),
-        *devices.capabilities(known, minors, names),
+        *devices.control(majors),
+        *devices.gpus(majors, range(count)),
+        *devices.capabilities(majors, minors, names),
     ]
 
 
 def link(
-    dev_char_path: str, dev_root: str, wanted: Sequence[PlannedNode], *, dry_run: bool = False
+    dev_char_path: str, dev_root: str, nodes: Sequence[PlannedNode], *, dry_run: bool = False
 ) -> None:
-    """Make the links to *wanted* in *dev_char_path*, and say which; raise GpuRuntimeError."""
-    if not wanted:
-        click.echo("no device nodes to make links to", err=True)
+    """Create the links to *nodes* in *dev_char_path*, and print each; raise GpuRuntimeError."""
+    if not nodes:
+        click.echo("no device nodes that need a symlink", err=True)
         return
     problems = []
     try:
@@ -166,10 +166,10 @@ def link(
             directory = os.open(dev_char_path, _DIRECTORY)
     except OSError as error:
         raise GpuRuntimeError(
-            f'cannot make links in "{dev_char_path}": {error.strerror}',
+            f'cannot create symlinks in "{dev_char_path}": {error.strerror}',
             'run as root, or name another directory with "--dev-char-path"',
         ) from error
-    for device in wanted:
+    for device in nodes:
         target = os.path.join(os.path.abspath(dev_root), "dev", device.name)
         path = os.path.join(dev_char_path, device.numbers)
         if leads_to(path, device):
@@ -179,19 +179,20 @@ def link(
             continue
         try:
             if replace_link(directory, device.numbers, target):
-                click.echo(f'made "{escape(path)}" -> "{escape(target)}"', err=True)
+                click.echo(f'created "{escape(path)}" -> "{escape(target)}"', err=True)
         except OSError as error:
             problems.append(f'"{path}": {error.strerror}')
     if not dry_run:
         os.close(directory)
     if problems:
         raise GpuRuntimeError(
-            f"cannot make every link: {'; '.join(problems)}", "remove what is in the way"
+            f"cannot create every symlink: {'; '.join(problems)}",
+            "remove the files that have these names",
         )
 
 
 def leads_to(path: str, device: PlannedNode) -> bool:
-    """Return whether *path* leads to *device*, by whatever link."""
+    """Return whether *path* resolves to *device*."""
     try:
         status = os.stat(path)
     except OSError:

@@ -14,7 +14,7 @@ _TIMEOUT_S = 120
 
 
 def load(root: str, *, dry_run: bool, say: Callable[[str], object]) -> None:
-    """Load MODULES from *root*, or only *say* how; raise DriverError at the first that fails."""
+    """Load MODULES from *root*, or only *say* the commands; raise DriverError at a failure."""
     for module in MODULES:
         command = [_MODPROBE, module]
         if root != "/":
@@ -40,5 +40,5 @@ def load(root: str, *, dry_run: bool, say: Callable[[str], object]) -> None:
 def _failed(module: str, why: str) -> DriverError:
     return DriverError(
         f'cannot load the module "{module}": {escape(why)}',
-        'install the driver for this kernel, and look into "dmesg"',
+        'install the driver for this kernel, and read the output of "dmesg"',
     )

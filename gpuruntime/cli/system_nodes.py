@@ -72,77 +72,77 @@ def create_device_nodes(
     other nodes are created nevertheless, and the exit status is 1. On a host without a GPU or a
     driver, there is nothing to create.
     """
-    if nothing := idle.reason(driver_root or "/"):
-        click.echo(nothing, err=True)
+    if reason := idle.reason(driver_root or "/"):
+        click.echo(reason, err=True)
         return
     if load_kernel_modules:
         system_modules.load(driver_root or "/", dry_run=dry_run, say=_say)
-    known = devices.majors(devices.read("/proc/devices"))
+    majors = devices.majors(devices.read("/proc/devices"))
     mode, uid, gid = devices.ownership()
-    wanted: list[PlannedNode] = []
+    nodes: list[PlannedNode] = []
     if control_devices or every:
-        wanted += devices.control(known)
+        nodes += devices.control(majors)
     if gpu_devices or every:
-        wanted += devices.gpus(known, devices.gpu_minors())
-    wanted = [dataclasses.replace(item, mode=mode, uid=uid, gid=gid) for item in wanted]
+        nodes += devices.gpus(majors, devices.gpu_minors())
+    nodes = [dataclasses.replace(item, mode=mode, uid=uid, gid=gid) for item in nodes]
     if mig_devices or every:
         minors = devices.mig_minors(devices.read("/proc/driver/nvidia-caps/mig-minors"))
-        wanted += devices.capabilities(known, minors, devices.existing_instances())
-    if not wanted:
-        click.echo("nothing to make: name the nodes with an option as --control-devices", err=True)
+        nodes += devices.capabilities(majors, minors, devices.existing_instances())
+    if not nodes:
+        click.echo("no device nodes are selected: use an option such as --all", err=True)
         return
-    make(dev_root or driver_root or "/", wanted, dry_run=dry_run)
+    create(dev_root or driver_root or "/", nodes, dry_run=dry_run)
 
 
-def make(dev_root: str, wanted: Sequence[PlannedNode], *, dry_run: bool = False) -> None:
-    """Make those of *wanted* that are missing below *dev_root*, and say which.
+def create(dev_root: str, nodes: Sequence[PlannedNode], *, dry_run: bool = False) -> None:
+    """Create the missing ones of *nodes* below *dev_root*, and print each.
 
-    Raises DiscoveryError, in the end, for what is in the way. No link is followed: what it leads
-    to may be another's.
+    Raises DiscoveryError, after the others have been created, if a file has the name of a node.
+    No symlink is followed: it may lead to a file of somebody else.
     """
-    wrong = []
-    for device in wanted:
+    problems = []
+    for device in nodes:
         path = os.path.join(dev_root, "dev", device.name)
         try:
-            problem = _make(dev_root, device, path, dry_run=dry_run)
+            problem = _create(dev_root, device, path, dry_run=dry_run)
         except OSError as error:
             raise GpuRuntimeError(
-                f'cannot make "{path}": {error.strerror}',
-                "run as root, and without links on the way",
+                f'cannot create "{path}": {error.strerror}',
+                "run as root; no directory of the path may be a symlink",
             ) from error
         if problem:
-            wrong.append(problem)
-    if wrong:
+            problems.append(problem)
+    if problems:
         raise DiscoveryError(
-            "; ".join(wrong), "remove what is there if nobody needs it, and run this again"
+            "; ".join(problems), "remove the file if nobody needs it, and run this command again"
         )
 
 
-def _make(dev_root: str, device: PlannedNode, path: str, *, dry_run: bool) -> str:
-    """Make the node *device*, and return what is in the way, "" for nothing."""
+def _create(dev_root: str, device: PlannedNode, path: str, *, dry_run: bool) -> str:
+    """Create the node *device*; return the fault of another file with its name, else ""."""
     directory = _open(dev_root, device, create=not dry_run)
     name = os.path.basename(device.name)
     try:
-        found = _status(name, directory)
-        if found is not None:
-            return _difference(device, path, found)
+        status = _status(name, directory)
+        if status is not None:
+            return _difference(device, path, status)
         if dry_run:
             _say(f"mknod --mode={device.mode:04o} {path} c {device.major} {device.minor}")
             return ""
         assert directory is not None
-        # By the umask, for a chmod would follow what somebody puts there meanwhile.
+        # The umask sets the mode: chmod would follow a symlink that replaces the node meanwhile.
         umask = os.umask(0)
         try:
             number = os.makedev(device.major, device.minor)
             os.mknod(name, stat.S_IFCHR | device.mode, number, dir_fd=directory)
         except FileExistsError:
-            # The driver's own program was faster.
+            # The driver's own program has created the node meanwhile.
             return ""
         finally:
             os.umask(umask)
         if (device.uid, device.gid) != (0, 0):
             os.chown(name, device.uid, device.gid, dir_fd=directory, follow_symlinks=False)
-        click.echo(f'made "{escape(path)}" c {device.numbers}', err=True)
+        click.echo(f'created "{escape(path)}" c {device.numbers}', err=True)
         return ""
     finally:
         if directory is not None:
@@ -150,7 +150,7 @@ def _make(dev_root: str, device: PlannedNode, path: str, *, dry_run: bool) -> st
 
 
 def _open(dev_root: str, device: PlannedNode, *, create: bool) -> int | None:
-    """Return the directory of *device*; None if there is none and it is not to be made."""
+    """Return the directory of *device*, created if *create*; None if it does not exist."""
     parts = ["dev", *device.name.split("/")[:-1]]
     fd = os.open(os.path.realpath(dev_root), _DIRECTORY)
     for part in parts:
@@ -173,7 +173,7 @@ def _mkdir(name: str, dirfd: int) -> None:
     try:
         os.mkdir(name, _DIRECTORY_MODE, dir_fd=dirfd)
     except FileExistsError:
-        # The driver's own program was faster.
+        # The driver's own program has created the directory meanwhile.
         return
     finally:
         os.umask(umask)
@@ -188,10 +188,10 @@ def _status(name: str, dirfd: int | None) -> os.stat_result | None:
         return None
 
 
-def _difference(device: PlannedNode, path: str, found: os.stat_result) -> str:
-    if not stat.S_ISCHR(found.st_mode):
-        return f'"{path}" is no device node'
-    numbers = f"{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}"
+def _difference(device: PlannedNode, path: str, status: os.stat_result) -> str:
+    if not stat.S_ISCHR(status.st_mode):
+        return f'"{path}" is not a device node'
+    numbers = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
     if numbers != device.numbers:
         return f'"{path}" is device {numbers}, not {device.numbers}'
     return ""

@@ -242,8 +242,8 @@ def test_what_is_in_the_way_stays(host: ShimHost) -> None:
     assert done.returncode == 1
     for problem in (
         '"/dev/nvidia-uvm" is device 1:3, not ',
-        '"/dev/nvidia0" is no device node',
-        '"/dev/nvidia1" is no device node',
+        '"/dev/nvidia0" is not a device node',
+        '"/dev/nvidia1" is not a device node',
     ):
         assert problem in done.stderr
     assert host.shell("stat -c '%t:%T' /dev/nvidia-uvm; cat /run/target; ls /dev/nvidiactl") == (
@@ -359,7 +359,7 @@ def test_links_are_idempotent_and_mended(host: ShimHost) -> None:
     assert host.shell("cd /dev/char && ls -l") == before
     host.shell("ln -sfn /dev/null /dev/char/195:0; ln -sfn ../nvidia1 /dev/char/195:1")
     done = host.run(PROGRAM, *LINKS)
-    assert done.stderr == 'made "/dev/char/195:0" -> "/dev/nvidia0"\n'
+    assert done.stderr == 'created "/dev/char/195:0" -> "/dev/nvidia0"\n'
     assert host.shell("readlink /dev/char/195:0 /dev/char/195:1") == "/dev/nvidia0\n../nvidia1\n"
     host.shell("rm /dev/char/195:0 /dev/char/195:1; mkdir /dev/char/195:0")
     done = host.run(PROGRAM, *LINKS)
