@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write messages to stderr, to the engine's --log file and to our own debug file.
+"""Write messages to stderr, to the engine's --log file and to the debug file of the config.
 
-On the start path. An engine shows its user the last record of the --log file, and reads JSON from
-it if it asked for that format.
+On the start path. An engine shows its user the last record of the --log file, which it reads as
+JSON if it requested that format.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LEVELS = ("error", "warning", "info", "debug")
 
 
 class Log:
-    """Where records go. *engine_log* and *json_format* are from the runtime's command line."""
+    """The files of the records; *engine_log* and *json_format* are from the command line."""
 
     def __init__(self, engine_log: str | None, *, json_format: bool, level: str = "info") -> None:
         self.engine_log = engine_log
@@ -46,11 +46,11 @@ class Log:
             try:
                 os.write(2, f"{text}\n".encode("ascii", "backslashreplace"))
             except OSError:
-                # Nobody listens; the log has it.
+                # stderr is closed; the log has the error.
                 pass
 
     def warning(self, message: str) -> None:
-        """Record a warning; its text may come from a container."""
+        """Record a warning, whose text may come from a container."""
         self.record("warning", escape(message))
 
     def _line(self, level: str, message: str) -> str:
@@ -61,10 +61,10 @@ class Log:
 
 
 def _append(path: str, line: str, *, make: bool) -> None:
-    """Append *line* to the regular file *path*; a log that fails stops no container.
+    """Append *line* to the regular file *path*; a failure is ignored: it must stop no container.
 
-    Not to a hard link, which may be somebody else's file.
-    *make*: also its directories. Those of the engine's log are the engine's.
+    A file with another hard link is not written: it may belong to somebody else. With *make*,
+    missing directories are created; those of the engine's log are for the engine to create.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An option that can be repeated, and takes several values separated by commas."""
+"""An option that can be repeated and takes several values separated by commas."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 
 class CommaOption(click.Option):
-    """A repeatable option; its values, also those of its environment variable, split at commas.
+    """A repeatable option whose values, also those of its environment variable, split at commas.
 
     The incumbent's command line splits them in the same way.
     """
@@ -18,7 +18,7 @@ class CommaOption(click.Option):
         super().__init__(*arguments, **{**attributes, "multiple": True})
 
     def value_from_envvar(self, ctx: click.Context) -> tuple[str, ...] | None:
-        """Return the words of the variable, None if it is not set."""
+        """Return the text of the variable, None if it is not set."""
         text = self.resolve_envvar_value(ctx)
         return None if text is None else (text,)
 

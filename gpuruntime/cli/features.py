@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The modes of `cdi generate` for device nodes besides the GPUs': storage, network, channels."""
+"""The modes of `cdi generate` for other device nodes than GPUs: storage, network, channels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuruntime.model import Inventory
 from gpuruntime.plan import devices, gpu_edits
 
 MODES = (model.GDS, model.MOFED, model.GDRCOPY, model.NVSWITCH, model.IMEX)
-# The classes of their kinds, where it is not the mode's name.
+# Mode → class of its kind, if that is not the name of the mode.
 _CLASSES = {model.IMEX: "imex-channel"}
 _CHANNEL = re.compile(r"(?:channel)?([0-9]{1,9})\Z")
 _MAX_CHANNEL = (1 << 20) - 1
@@ -27,25 +27,26 @@ def class_of(mode: str) -> str:
 def feature_devices(
     mode: str, ids: tuple[str, ...], inventory: Inventory, style: gpu_edits.Style
 ) -> list[tuple[str, Edits]]:
-    """Return (name, edits) of the devices of *mode*: the channels of *ids*, else `all`.
+    """Return (name, edits) of the devices of *mode*: for IMEX the channels *ids*, else `all`.
 
-    Raises DiscoveryError if there is nothing, RequestError and UnresolvedDeviceError for an id.
+    Raises DiscoveryError if there is no device node, RequestError for an invalid id, and
+    UnresolvedDeviceError for a channel that does not exist.
     """
-    found = inventory.features[mode]
-    if not found:
+    nodes = inventory.features[mode]
+    if not nodes:
         patterns = " or ".join(f'"{pattern}"' for pattern in device_nodes.FEATURES[mode])
         raise DiscoveryError(
-            f'nothing for the mode "{mode}": no device node {patterns}',
-            'load the module that makes it, or name its directory with "--dev-root"',
+            f'no device for the mode "{mode}": there is no device node {patterns}',
+            'load the kernel module that creates it, or name its directory with "--dev-root"',
         )
     if mode == model.IMEX:
-        channels = {_number(node.container_path.rpartition("/")[2]): node for node in found}
-        asked = list(channels) if devices.ALL in ids else [_number(name) for name in ids]
+        channels = {_number(node.container_path.rpartition("/")[2]): node for node in nodes}
+        numbers = list(channels) if devices.ALL in ids else [_number(name) for name in ids]
         return [
             (str(number), gpu_edits.node_edits([_channel(number, channels)], style))
-            for number in dict.fromkeys(asked)
+            for number in dict.fromkeys(numbers)
         ]
-    edits = gpu_edits.node_edits(found, style)
+    edits = gpu_edits.node_edits(nodes, style)
     if mode == model.GDS and inventory.gds_files:
         edits["mounts"] = [
             {
@@ -59,7 +60,7 @@ def feature_devices(
 
 
 def feature_edits() -> Edits:
-    """Return what a container gets with any of these devices."""
+    """Return the edits of every container with one of these devices."""
     return {"env": ["NVIDIA_VISIBLE_DEVICES=void"]}
 
 
@@ -72,7 +73,7 @@ def _number(name: str) -> int:
     if int(match[1]) > _MAX_CHANNEL:
         raise RequestError(
             f"invalid channel ID {match[1]}: must be in the range [0, {_MAX_CHANNEL}]",
-            "name a channel of that range",
+            "name a channel in that range",
         )
     return int(match[1])
 
@@ -81,6 +82,6 @@ def _channel(number: int, channels: dict[int, model.Node]) -> model.Node:
     if number not in channels:
         raise UnresolvedDeviceError(
             f'IMEX channel {number} not found at "{device_nodes.CHANNELS}/channel{number}"',
-            f"name one that is there: {', '.join(map(str, channels))}",
+            f"name one that exists: {', '.join(map(str, channels))}",
         )
     return channels[number]

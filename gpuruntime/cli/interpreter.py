@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which interpreter answers the questions that the command line asks through slowpath."""
+"""Find the interpreter of the slow path for the command line."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import gpuruntime
 
 
 def of_slow_path() -> str:
-    """Return the interpreter of the slow path, which imports gpuruntime by itself.
+    """Return the path of an interpreter that finds the package gpuruntime by itself.
 
-    An installation has a virtual environment beside the package, and its interpreter finds the
-    package. `sys.executable` may be the distribution's Python, as with the Debian package: the
-    program adds the package to its own path, which a child does not inherit.
+    An installation has a virtual environment beside the package, whose interpreter finds the
+    package. `sys.executable` may be the distribution's Python, as with the Debian package: there,
+    the program adds the package to its own search path, which a child does not inherit.
     """
     library = os.path.dirname(os.path.dirname(os.path.abspath(gpuruntime.__file__)))
     installed = os.path.join(library, "venv", "bin", "python")

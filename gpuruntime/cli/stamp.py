@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stamp of a generated CDI spec: the host state it was made from; kept until the next boot.
+"""The stamp of a generated CDI spec: the host state it was made from; valid until the next boot.
 
-`cdi refresh` compares it with the host. A message about a spec that does not fit the driver can
-say when the spec was made.
+`cdi refresh` compares it with the host. A message about a spec that does not fit the driver names
+the driver and the boot of the stamp.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ DIRECTORY = f"{RUN_DIRECTORY}/specs"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stamp:
-    """What the spec at *path*, whose bytes have *digest*, was made from.
+    """The inputs of the spec at *path*, whose bytes have *digest*.
 
-    *fingerprint* is the state of the host, of the files that the spec mounts as well.
+    *fingerprint* is the state of the host and of the files that the spec mounts.
     """
 
     path: str
@@ -46,9 +46,9 @@ class Stamp:
 
 
 def comment(driver_version: str) -> str:
-    """Return the line that says in the spec itself what it was made from.
+    """Return the comment of the spec with the driver and the boot that it was made for.
 
-    Not the state of the host: it changes more often than what the spec says.
+    It does not have the state of the host, which changes more often than the spec.
     """
     version = escape(driver_version) or "none"
     return f"# Made for driver {version}, boot {escape(fingerprint.boot_id())}.\n"
@@ -63,9 +63,9 @@ def write(
     found: dict[str, Any],
     chosen: GenerateOptions,
 ) -> None:
-    """Write the stamp of *spec*, which is *text* at *path*; a warning if that cannot be."""
+    """Write the stamp of *spec*, which is *text* at *path*; a failure is only a warning."""
     mounts = spec.get("containerEdits", Edits()).get("mounts", [])
-    # A file that is written to in place changes no directory.
+    # A write to an existing file does not change its directory.
     files = probes.identities(mount["hostPath"] for mount in mounts)
     stamp = Stamp(
         path=os.path.abspath(path),
@@ -84,9 +84,10 @@ def write(
 
 
 def read(path: str) -> Stamp | None:
-    """Return the stamp of the spec at *path*, if it is of this boot and the spec is as written.
+    """Return the stamp of the spec at *path*, None if there is none that is valid.
 
-    That is of the same bytes, and for consumers to use.
+    A stamp is valid if it is of this boot, and if the spec has the same bytes, and owner and mode
+    with which consumers use it.
     """
     try:
         stamp = Stamp(**json.loads(store.read(_path(path))))
@@ -104,7 +105,7 @@ def read(path: str) -> Stamp | None:
 
 
 def changed(stamp: Stamp, chosen: GenerateOptions) -> list[str]:
-    """Return the names of what has changed of that which the spec was made from; [] if nothing."""
+    """Return the names of the inputs of the spec that have changed."""
     return [
         *([_OPTIONS] if stamp.options != _plain(chosen) else []),
         *probes.changed(stamp.fingerprint),

@@ -2,9 +2,9 @@
 """The debug log of the command line: which files it opens and which programs it starts.
 
 An audit hook of the interpreter sees them. The discovery below a driver root opens files by system
-calls that Python does not know, so it raises an event of its own, LOOK. Modules of
-Python and of this program are left out, and so are children of this process, such as the one that
-queries the driver: there, the descriptor of the log may belong to another file.
+calls that Python does not see, so it raises an event of its own, LOOK. Modules of Python and of
+this program are omitted, and so are children of this process, such as the one that queries the
+driver: there, the descriptor of the log may belong to another file.
 """
 
 from __future__ import annotations
