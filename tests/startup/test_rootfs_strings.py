@@ -63,6 +63,8 @@ ALLOWED = {
     ("hooks/prestart.py", "enter", "os.stat('/')"),
     ("hooks/prestart.py", "enter", "os.open('/proc/self/ns/mnt', os.O_RDONLY | os.O_CLOEXEC)"),
     ("hooks/prestart.py", "enter", "'/proc/'"),
+    # There it opens the log that the operator's config names, before it enters the container.
+    ("hooks/debug_log.py", "_open", "os.open(path, _FLAGS, 384)"),
     # And where it finds the container's cgroup, and tells systemd, in the host's mount namespace.
     ("gpuruntime/system/device_grant.py", "_open", "open"),
     ("gpuruntime/system/device_grant.py", "_path_in", "open"),
