@@ -13,7 +13,7 @@ from cdi import diff, document, store, yamlio
 from cdi.errors import CdiError
 from cdi.wire import Edits, Spec
 from gpuruntime.cli import cdi_generate, features, generator, idle, spec_dirs, stamp
-from gpuruntime.errors import ConfigError, SpecError, escape
+from gpuruntime.errors import ArgumentError, SpecError, escape
 
 _VERSION = re.compile(r"\.[0-9][0-9.]*\Z")
 
@@ -47,7 +47,7 @@ def refresh(
     options are those of "cdi generate". Without a GPU, a driver and a spec there is nothing to do.
     """
     if output in ("", "-"):
-        raise ConfigError("standard output cannot be refreshed", 'name a file with "--output"')
+        raise ArgumentError("standard output cannot be refreshed", 'name a file with "--output"')
     chosen = generator.checked(**given)
     path, format_ = cdi_generate.target(output, format_)
     # A spec that is there, of a GPU that is not, is worth an error.

@@ -12,7 +12,7 @@ from cdi.transform import Side
 from cdi.wire import Spec
 from gpuruntime.cli import spec_dirs, spec_files
 from gpuruntime.cli.output import write_stdout
-from gpuruntime.errors import ConfigError, SpecError, escape
+from gpuruntime.errors import ArgumentError, SpecError, escape
 from gpuruntime.trusted_files import may_trust
 
 _ENDINGS = (".json", ".yaml", ".yml")
@@ -55,7 +55,7 @@ def root(old: str, new: str, relative_to: Side, source: str, output: str, *, for
     """
     for option, value in (("--from", old), ("--to", new)):
         if value and not value.startswith("/"):
-            raise ConfigError(
+            raise ArgumentError(
                 f'"{option} {value}" is not absolute', f'name an absolute path with "{option}"'
             )
     before = spec_files.load(source or "-")

@@ -235,7 +235,9 @@ def checked(**given: Any) -> GenerateOptions:  # noqa: ANN401 (click's values)
         names.check_vendor(given["vendor"])
         names.check_class(given["class_"])
     except CdiError as error:
-        raise ConfigError(error.message, 'choose others with "--vendor" and "--class"') from error
+        raise ArgumentError(
+            error.message, 'choose others with "--vendor" and "--class"'
+        ) from error
     if devices.NONE in given["device_ids"] and not given["no_all_device"]:
         click.echo('warning: with the device "none" there is no device "all"', err=True)
         given["no_all_device"] = True

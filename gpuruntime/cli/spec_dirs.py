@@ -14,7 +14,7 @@ from cdi.conflicts import Conflict
 from cdi.registry import Registry, SpecFile
 from cdi.wire import Spec
 from gpuruntime.cli.checks.examined_machine import ExaminedMachine
-from gpuruntime.errors import ConfigError, SpecError, escape
+from gpuruntime.errors import ArgumentError, SpecError, escape
 from gpuruntime.trusted_files import may_trust
 
 # The incumbent's variable as well; both hold directories separated by commas.
@@ -43,10 +43,10 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def load(spec_dirs: tuple[str, ...], *, allow_untrusted: bool) -> registry.Registry:
-    """Return the registry of *spec_dirs*, or of the default directories; raise ConfigError."""
+    """Return the registry of *spec_dirs*, or of the default directories; raise ArgumentError."""
     directories = spec_dirs or in_force()
     if not all(directories):
-        raise ConfigError("a spec directory has no name", 'name it after "--spec-dir"')
+        raise ArgumentError("a spec directory has no name", 'name it after "--spec-dir"')
     return registry.load(
         directories,
         may_trust=(lambda _: True) if allow_untrusted else may_trust,

@@ -51,10 +51,14 @@ def generated(arguments: str = "", *options: str, prepare: str = ":") -> dict[st
     return spec
 
 
+# Values that are wrong whatever the host is.
+WRONG_USAGE = "configuration: invalid |is no vendor name|is no class name"
+
+
 def refused(arguments: str = "", *options: str, prepare: str = ":") -> str:
     """Return what is said where nothing can be generated: a line and a hint, exit 1 or 2."""
     done = on_host(f'{prepare}; eval "$GENERATE {arguments}"', *options)
-    assert done.returncode == (2 if "configuration: invalid " in done.stderr else 1), done.stderr
+    assert done.returncode == (2 if re.search(WRONG_USAGE, done.stderr) else 1), done.stderr
     assert done.stdout == ""
     assert re.fullmatch(r"error: [a-z]+: [ -~]+\nhint: [ -~]+\n", done.stderr), done.stderr
     return done.stderr

@@ -108,7 +108,7 @@ def test_directories_from_the_environment(specs: Path, variable: str) -> None:
     assert run("list", **both).stdout == "v.com/c=a\nv.com/c=d\n"
     assert run("list", "--spec-dir", f"{specs}/high", **both).stdout == "v.com/c=a\n"
     ran = run("list", **{variable: ""})
-    assert ran.returncode == 1
+    assert ran.returncode == 2
     assert "hint: " in ran.stderr
 
 
