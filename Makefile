@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The one door: `make help` lists what it opens.
+# `make help` lists the targets.
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
@@ -13,22 +13,34 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find cdi gpuruntime hooks -name '*.py')
 
-.PHONY: help setup packages needs-root demo check test test-all lint style types imports prepared unit conformance perf bench fuzz races mutants record \
+# Of make -s: the scripts then say nothing but errors.
+export QUIET := $(findstring s,$(filter-out --%,$(firstword -$(MAKEFLAGS))))
+SAY = @[ -n '$(QUIET)' ] || echo >&2
+
+.PHONY: help setup packages demo-packages programs needs-root demo check test test-all lint style types imports prepared unit conformance perf bench fuzz races mutants record \
   test-newer-engines test-switch clean driver-root image-packages install uninstall deb test-install \
   bundle wheel release
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s'|'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
+	  printf '  make %-19s %s\n' "$$target" "$$text"; done
 
-setup: packages $(BIN)/gpuruntime $(BIN)/gpu-container-runtime $(BIN)/gpu-container-runtime-hook $(BIN)/gpu-cdi-hook build/bytecode ## make .venv with all commands, build the launcher, install missing packages
+setup: packages programs ## install missing Debian packages, make .venv with all commands, compile the launcher
 
 packages:
-	@PYTHON='$(PYTHON)' scripts/setup
+	@PYTHON='$(PYTHON)' scripts/setup demo test
 
-$(BIN)/gpuruntime: requirements/dev.txt pyproject.toml | packages
+# The build and the demo need few; a machine for the tests needs all of them.
+demo-packages:
+	@PYTHON='$(PYTHON)' scripts/setup demo
+
+programs: $(BIN)/gpuruntime $(BIN)/gpu-container-runtime $(BIN)/gpu-container-runtime-hook $(BIN)/gpu-cdi-hook build/bytecode
+
+$(BIN)/gpuruntime: requirements/dev.txt pyproject.toml | demo-packages
 	@[ -n '$(PYTHON)' ] || { echo 'setup: no Python 3.11 or newer with venv was found' >&2; echo 'hint: run: make setup PYTHON=/path/to/python3' >&2; exit 1; }
-	@echo "setup: making $(VENV) with $(PYTHON)"
+	$(SAY) 'setup: making $(VENV) with $(PYTHON)'
 	@$(PYTHON) -m venv $(VENV)
+	$(SAY) 'setup: installing the Python packages of requirements/dev.txt'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
@@ -39,7 +51,7 @@ LAUNCHER_FLAGS = -std=c11 -Wall -Wextra -Wconversion -Wshadow -Werror -Os -nostd
   -Wl,-z,noexecstack -Wl,-z,noseparate-code -Wl,--build-id=none -s \
   $(if $(filter x86_64%,$(shell $(CC) -dumpmachine 2>/dev/null)),-fcf-protection=none)
 
-build/launcher: $(wildcard gpuruntime/launcher/*.[ch]) gpuruntime/__init__.py Makefile | packages
+build/launcher: $(wildcard gpuruntime/launcher/*.[ch]) gpuruntime/__init__.py Makefile | demo-packages
 	@mkdir -p build
 	@$(CC) $(LAUNCHER_FLAGS) '-DLIBDIR="$(CURDIR)"' '-DPYTHON="$(START_PYTHON)"' \
 	  '-DCLI_PYTHON="$(CURDIR)/$(BIN)/python"' '-DVERSION="$(OUR_VERSION)"' -o $@ gpuruntime/launcher/launcher.c
@@ -48,14 +60,14 @@ $(BIN)/gpu-container-runtime $(BIN)/gpu-container-runtime-hook $(BIN)/gpu-cdi-ho
 	@ln -sf ../../build/launcher $@
 
 # The start path imports from bytecode; without it each start compiles the modules again.
-build/bytecode: $(SOURCES) | packages
+build/bytecode: $(SOURCES) | demo-packages
 	@$(START_PYTHON) -m compileall -q cdi gpuruntime hooks
 	@mkdir -p build && touch $@
 
 needs-root:
 	@[ "$$(id -u)" = 0 ] || { echo 'demo: containers need root: run it as root, for example: sudo make demo' >&2; exit 1; }
 
-demo: needs-root setup ## two of eight GPUs in a real container, through us
+demo: needs-root demo-packages programs ## two of eight GPUs in a real container, through us; SIMULATED=1
 	@$(BIN)/python tests/demo/demo.py
 
 lint: style types imports ## ruff, mypy strict, import contracts

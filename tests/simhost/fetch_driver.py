@@ -111,6 +111,7 @@ def fetch(branch: str) -> tuple[str, Path]:
     own = [suite for suite in SUITES if suite in source.suites]
     failures = []
     for suite in dict.fromkeys([*own, *SUITES]):
+        progress(f"1/3 reading the package lists of {suite}")
         apt = Apt(cache / "gpuruntime-apt" / suite, source, suite)
         failure = apt.update()
         if failure:
@@ -124,6 +125,12 @@ def fetch(branch: str) -> tuple[str, Path]:
         raise FetchError(message, "check the network and try again")
     message = f"no suite has driver {branch} ({', '.join(SUITES)})"
     raise FetchError(message, "ask for another VERSION")
+
+
+def progress(line: str) -> None:
+    """Print which step begins; nothing where QUIET is set, as it is by "make -s"."""
+    if not os.environ.get("QUIET"):
+        print(f"driver-root: {line}", file=sys.stderr, flush=True)
 
 
 class Apt:
@@ -265,7 +272,9 @@ def _unpack(branch: str, apt: Apt, versions: dict[str, str]) -> tuple[str, Path]
     missing = [name for name in PACKAGES if name not in versions]
     if missing:
         print(f"driver-root: not in this suite: {' '.join(missing)}")
+    progress(f"2/3 fetching {len(versions)} packages of driver {versions['libcuda1']}")
     packages = apt.download(versions)
+    progress(f"3/3 unpacking {len(packages)} packages")
     root = CHECKOUT / "build" / "driver-root" / branch
     fresh = root.with_name(f".{branch}.new")
     shutil.rmtree(fresh, ignore_errors=True)
