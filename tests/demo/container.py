@@ -112,7 +112,7 @@ class Demo:
     def explain(self) -> None:
         """Print which GPUs such a container gets, before there is one."""
         words = ["explain", "--env", self.request]
-        print(f"$ gpuruntime {' '.join(words)}")
+        print(f"+ gpuruntime {' '.join(words)}")
         text = run(os.path.join(BIN, "gpuruntime"), *words, env=self.environment)
         for line in text.splitlines():
             if line.startswith(("mode", "request", "capabilities", "gpu ")):

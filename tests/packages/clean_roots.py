@@ -22,6 +22,7 @@ from typing import NoReturn
 
 import fetch_driver
 import namespace
+from scenarios import transcripts
 
 TREE = Path(__file__).resolve().parents[2]
 BUILD = TREE / "build" / "test-install"
@@ -37,6 +38,8 @@ COMPAT = "gpuruntime-nvidia-compat"
 LIBRARY = "usr/lib/gpuruntime"
 # What tells users how to install the packages.
 PAGES = ("docs/install.md", "README.md")
+# And how, in the directory that has them.
+NODE_PAGE = "docs/guides/node.md"
 # Where the roots have this checkout.
 CHECKOUT = "srv/checkout"
 CLONE_NEWNET = 0x40000000
@@ -292,14 +295,16 @@ def packages_of(version: str) -> list[str]:
     return [f"/{CHECKOUT}/{file.relative_to(TREE)}" for file in files]
 
 
-def documented() -> str:
-    """Return the command by which the documents say that the packages are installed."""
-    found = set()
-    for page in PAGES:
-        (command,) = re.findall(r"(?m)^\$ (apt install .*)$", (TREE / page).read_text())
-        found.add(command)
-    (command,) = found
-    return command
+def documented(*pages: str, command: str = "apt install") -> str:
+    """Return the one command of the *pages* that begins with *command*."""
+    (line,) = {
+        step
+        for page in pages
+        for transcript in transcripts.of_page(TREE / page)
+        for step, _ in transcript.steps
+        if step.startswith(command)
+    }
+    return line
 
 
 # ---- what is tested ----
@@ -310,6 +315,7 @@ def test(root: Root) -> None:
     assert root.names() == []
     install(root)
     use(root)
+    read_pages(root)
     trigger(root)
     upgrade(root)
     remove(root)
@@ -320,7 +326,7 @@ def test(root: Root) -> None:
 def install(root: Root) -> None:
     """Install; see that all is in place, and compiled for this root's Python."""
     root.apt("install", *WITH)
-    root.run("sh", "-ec", f"cd /{CHECKOUT}; {documented()}")
+    root.run("sh", "-ec", f"cd /{CHECKOUT}; {documented(*PAGES)}")
     root.run("python3", "-c", "import pip", fails=True)
     show = "import sys; print(sys.implementation.cache_tag)"
     python = root.run("/usr/bin/python3", "-c", show).strip()
@@ -353,6 +359,23 @@ def use(root: Root) -> None:
     assert all(path.startswith("run/gpuruntime") for path in written), written
     names = ", ".join(seen["containers"])
     root.says(f"containers by {names}: {' '.join(DEVICES)}")
+
+
+def read_pages(root: Root) -> None:
+    """Run the transcripts of the documents; their outputs are those of the packages."""
+    host = ("python3", "-B", f"/{CHECKOUT}/tests/simhost/simhost.py", "run")
+    program = ("python3", "-B", f"/{CHECKOUT}/tests/scenarios/transcripts.py")
+    count = 0
+    for name, setting in transcripts.SETTINGS.items():
+        # What needs an engine or a compiler is made by tests/system/test_transcripts.py.
+        if setting.needs:
+            continue
+        came = root.run(*host, *setting.options, "--", *program, name, INSTALLED="1")
+        outputs = json.loads(came.splitlines()[-1])
+        different = transcripts.differences(setting, outputs)
+        assert not different, "\n".join(different)
+        count += len(outputs)
+    root.says(f"{count} transcripts of the documents show what the packages print")
 
 
 def trigger(root: Root) -> None:
@@ -411,14 +434,15 @@ def remove(root: Root) -> None:
     assert [path.exists() for path in specs] == [False, True]
     kept = [path for path in root.names() if not path.startswith(("etc/", "var/lib/"))]
     assert kept == []
-    root.apt("purge", "gpuruntime", COMPAT)
+    root.run("sh", "-ec", documented(NODE_PAGE, command="apt purge"))
     assert root.names() == []
     root.says("removed: configuration stayed; purged: nothing is left")
 
 
 def upgrade_python(root: Root) -> None:
     """Debian 12 becomes Debian 13, and its Python another one."""
-    root.run("dpkg", "-i", *packages_of("old"))
+    directory = f"/{CHECKOUT}/{(PACKAGES / 'old').relative_to(TREE)}"
+    root.run("sh", "-ec", f"cd {directory}; {documented(NODE_PAGE)}")
     assert compiled(root)[1] == {"cpython-311"}
     root.apt("dist-upgrade")
     assert compiled(root)[1] == {"cpython-313"}

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from demo import driver, leftovers
+from scenarios import transcripts
 
 TREE = Path(__file__).parents[2]
 DEMO = TREE / "tests" / "demo" / "demo.py"
@@ -87,6 +88,13 @@ def test_a_node_without_a_driver_is_no_gpu(work: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("demo: no GPU here, so on the simulated host")
     assert done.stdout.endswith(f"{NOTHING_LEFT}demo: ok\n")
+    (shown,) = [
+        output
+        for transcript in transcripts.of_page(TREE / "README.md")
+        for command, output in transcript.steps
+        if command == "make demo" and output
+    ]
+    assert transcripts.normalised(done.stdout) == transcripts.normalised(shown)
 
 
 def test_a_real_gpu_is_compared_with_nvidia_smi(work: Path) -> None:

@@ -18,12 +18,10 @@ from gpuruntime.errors import GpuRuntimeError
 
 TREE = Path(__file__).parents[2]
 SIMHOST = TREE / "tests" / "simhost" / "simhost.py"
-PAGE = TREE / "docs" / "reference" / "explain.md"
 PROGRAMS = tuple(
     str(TREE / ".venv/bin" / name) for name in ("gpuruntime", "gpu-container-runtime")
 )
 HOST = ("--gpus", "4", "--mig", "3:2")
-IMAGES = 'import image_trees, pathlib; image_trees.of_the_page(pathlib.Path("/tmp/images"))'
 # Runs inside: explains and creates each of the cases on stdin, and prints what came of it.
 PROGRAM = """
 import hashlib, json, os, pathlib, subprocess, sys
@@ -362,28 +360,3 @@ def test_a_host_without_nvidia_smi(before: str, capability: str, said: bool) -> 
     told = json.loads(on_host("sh", "-euc", script))
     note = 'no "nvidia-smi" was found on this host: the container has none'
     assert (told["error"], note in told["notes"]) == (None, said)
-
-
-def test_the_page_shows_what_is_printed() -> None:
-    """Readers compare theirs with it."""
-    text = PAGE.read_text()
-    shown = re.findall(r"^```console\n\$ (.*?)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    assert len(shown) > 3
-    script = "\n".join(
-        [
-            "ln -s /bin/true /usr/local/bin/runc-of-the-page",
-            "mkdir -p /etc/gpuruntime; cat > /etc/gpuruntime/config.toml",
-            f"PYTHONPATH='{TREE}/tests' '{sys.executable}' -c '{IMAGES}'; cd /tmp/images",
-            f'gpuruntime() {{ "{PROGRAMS[0]}" "$@"; }}',
-            *(f"{{ {command}\n}} 2>&1; echo ---" for command, _ in shown),
-        ]
-    )
-    config_file = """
-[nvidia-container-runtime]
-runtimes = ["/usr/local/bin/runc-of-the-page"]
-[nvidia-ctk]
-path = "/usr/bin/gpu-cdi-hook"
-"""
-    printed = on_host("bash", "-uc", script, given=config_file, options=("--gpus", "2"))
-    printed = printed.replace("/usr/local/bin/runc-of-the-page", "/usr/bin/runc")
-    assert printed.split("---\n")[:-1] == [output for _, output in shown]
