@@ -104,6 +104,34 @@ class GpuNodes(Record):
         self.mig = mig
 
 
+class LeftOutDevice(Record):
+    """A GPU or MIG device of this machine that no container can get, and why.
+
+    *name* is its index, `1` or `0:1`, or "" if NVML does not list it. *uuid* and *bus_id* are ""
+    where they are not known. *hint* is what the operator can do about it.
+    """
+
+    __slots__ = ("bus_id", "hint", "name", "reason", "uuid")
+
+    def __init__(
+        self, *, reason: str, hint: str, name: str = "", uuid: str = "", bus_id: str = ""
+    ) -> None:
+        self.name = name
+        self.uuid = uuid
+        self.bus_id = bus_id
+        self.reason = reason
+        self.hint = hint
+
+    @property
+    def title(self) -> str:
+        """What the device is called in a sentence."""
+        kind = "MIG device" if ":" in self.name else "GPU"
+        return f"{kind} {self.name or self.bus_id}"
+
+    def __str__(self) -> str:
+        return f"{self.title} is left out: {self.reason}"
+
+
 class Library(Record):
     """A driver library.
 
@@ -197,15 +225,16 @@ class Inventory(Record):
     *management_nodes* are all nodes of the driver, for who looks after the GPUs. *features* has
     the nodes of each of FEATURES, of which there may be none, and *gds_files* what goes with those
     of storage. *cuda_version* is the newest that the driver runs, `12.4`, or "" if NVML does not
-    tell. *problems* say which GPUs or MIG devices were left out, and why.
+    tell. *left_out* are the GPUs and MIG devices that are not among *gpus*. *problems* are
+    sentences about faults: those of *left_out* that are due to one, and others.
     """
 
     __slots__ = (
         *("control_nodes", "cuda_version", "driver", "features", "gds_files", "gpus"),
-        *("management_nodes", "problems"),
+        *("left_out", "management_nodes", "problems"),
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (fields, given by name)
         self,
         *,
         driver: Driver,
@@ -216,6 +245,7 @@ class Inventory(Record):
         gds_files: tuple[File, ...] = (),
         cuda_version: str = "",
         problems: tuple[str, ...] = (),
+        left_out: tuple[LeftOutDevice, ...] = (),
     ) -> None:
         self.driver = driver
         self.gpus = gpus
@@ -225,3 +255,4 @@ class Inventory(Record):
         self.gds_files = gds_files
         self.cuda_version = cuda_version
         self.problems = problems
+        self.left_out = left_out

@@ -77,9 +77,10 @@ def generate(
 
 
 def warn(inventory: Inventory) -> None:
-    """Tell on standard error what was left out."""
-    for problem in generator.problems(inventory):
-        click.echo(f"warning: {escape(problem)}", err=True)
+    """Print on standard error what was left out, and why."""
+    sentences = [*generator.problems(inventory), *map(str, inventory.left_out)]
+    for sentence in dict.fromkeys(sentences):
+        click.echo(f"warning: {escape(sentence)}", err=True)
 
 
 def target(output: str, format_: str | None) -> tuple[str, str]:

@@ -210,7 +210,7 @@ def gpus_of(request: Request, inventory: Inventory) -> list[Reason]:
     names = [device.name(devices.INDEX) for device in granted]
     by_name: dict[str, str] = {}
     for word in () if request.driver_only else request.ids:
-        for device in devices.devices([word], inventory.gpus):
+        for device in devices.devices([word], inventory.gpus, inventory.left_out):
             by_name.setdefault(device.name(devices.INDEX), word)
     requested = []
     others = []
@@ -221,6 +221,7 @@ def gpus_of(request: Request, inventory: Inventory) -> list[Reason]:
             requested.append(Reason(GPU, _described(device), why))
         else:
             others.append(Reason(LEFT_OUT, title(device), _why_not(device, request)))
+    others += [Reason(LEFT_OUT, device.title, device.reason) for device in inventory.left_out]
     return [*requested, *others]
 
 

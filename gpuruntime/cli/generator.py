@@ -323,7 +323,7 @@ def _parts(chosen: GenerateOptions, inventory: Inventory) -> tuple[list[tuple[st
     if chosen.mode == MANAGEMENT:
         named = [(devices.ALL, gpu_edits.management_edits(inventory.management_nodes, style))]
         return named, gpu_edits.common_edits(driver, (), (), style)
-    found = devices.devices(chosen.device_ids, inventory.gpus)
+    found = devices.devices(chosen.device_ids, inventory.gpus, inventory.left_out)
     if devices.NONE in chosen.device_ids and not found:
         named = [(devices.NONE, gpu_edits.empty_device())]
     else:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from gpuruntime import model
 from gpuruntime.errors import DiscoveryError
-from gpuruntime.model import Gpu, GpuNodes, MigDevice, Node
+from gpuruntime.model import Gpu, GpuNodes, LeftOutDevice, MigDevice, Node
 from gpuruntime.system.paths import Root
 
 CONTROL = ("nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools", "nvidiactl")
@@ -213,8 +213,8 @@ def gpu_nodes(
     strict: bool = True,
     proc: str = "/proc",
     sys: str = "/sys",
-) -> tuple[tuple[GpuNodes, ...], tuple[str, ...]]:
-    """Return *gpus* with their nodes, and why any of them or of their MIG devices is left out.
+) -> tuple[tuple[GpuNodes, ...], tuple[LeftOutDevice, ...]]:
+    """Return *gpus* with their nodes, and those and the MIG devices that are left out.
 
     That is also a MIG device without capability nodes: with that of its GPU alone, a container
     would see a GPU that it cannot use. If not *strict*, a GPU without a node has the one that it
@@ -222,21 +222,36 @@ def gpu_nodes(
     """
     capabilities = _Capabilities(proc)
     found: list[GpuNodes] = []
-    problems: list[str] = []
+    left_out: list[LeftOutDevice] = []
     for gpu in gpus:
         path = f"/dev/nvidia{gpu.minor}"
         node = dev.node(path)
         if node is None and not strict:
             node = Node(host_path=os.path.join(dev.path, path[1:]), container_path=path)
         if node is None:
-            problems.append(f"GPU {gpu.index} is left out: {_no_node(path, dev)}")
+            left_out.append(
+                LeftOutDevice(
+                    name=str(gpu.index),
+                    uuid=gpu.uuid,
+                    bus_id=gpu.bus_id,
+                    reason=_no_node(path, dev),
+                    hint=_node_hint(gpu, path, dev),
+                )
+            )
             continue
         drm = _drm_nodes(gpu, dev, sys)
         migs: list[tuple[MigDevice, Node, Node]] = []
         for mig in gpu.mig_devices:
             granting, problem = _mig_nodes(gpu, mig, dev, capabilities)
             if problem:
-                problems.append(f"MIG device {gpu.index}:{mig.index} is left out: {problem}")
+                left_out.append(
+                    LeftOutDevice(
+                        name=f"{gpu.index}:{mig.index}",
+                        uuid=mig.uuid,
+                        reason=problem,
+                        hint='make the nodes with "nvidia-modprobe" on the host',
+                    )
+                )
             else:
                 migs.append((mig, granting[0], granting[1]))
         found.append(
@@ -248,12 +263,20 @@ def gpu_nodes(
                 mig=tuple(migs),
             )
         )
-    return tuple(found), tuple(problems)
+    return tuple(found), tuple(left_out)
 
 
 def _no_node(path: str, dev: DevRoot) -> str:
     where = "" if dev.path == "/" else f' below the dev root "{dev.path}"'
     return f'no device node "{path}"{where}'
+
+
+def _node_hint(gpu: Gpu, path: str, dev: DevRoot) -> str:
+    """Return the hint for *gpu*, whose node *path* is missing."""
+    if dev.path == "/":
+        return f'run "nvidia-modprobe -u -c {gpu.minor}" on the host'
+    hint = 'name the directory whose "dev" holds the nodes with "--dev-root"'
+    return _elsewhere(path, dev) or hint
 
 
 def _elsewhere(path: str, dev: DevRoot) -> str | None:

@@ -7,9 +7,24 @@ import stat
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 
-from gpuruntime.discover import device_nodes, nvml, platform, user_space, user_space_version
+from gpuruntime.discover import (
+    device_nodes,
+    left_out_gpus,
+    nvml,
+    platform,
+    user_space,
+    user_space_version,
+)
 from gpuruntime.errors import DiscoveryError, DriverError
-from gpuruntime.model import GDS, Driver, File, GpuNodes, Inventory
+from gpuruntime.model import (
+    GDS,
+    Driver,
+    File,
+    Gpu,
+    GpuNodes,
+    Inventory,
+    LeftOutDevice,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,14 +83,22 @@ def discover(  # noqa: PLR0913 (options, given by name)
                 cuda_version=answer.cuda_version,
                 problems=answer.problems,
             )
-        gpus, problems = device_nodes.gpu_nodes(answer.gpus, dev, strict=strict)
-        problems = (*answer.problems, *problems, *_without_mig_devices(gpus))
+        gpus, without_nodes = device_nodes.gpu_nodes(answer.gpus, dev, strict=strict)
+        failed = left_out_gpus.completed(answer.left_out, answer.gpus)
+        at_fault, kept_away = _unlisted(answer.gpus, failed)
+        left_out = (*failed, *without_nodes, *at_fault, *kept_away)
+        problems = (
+            *answer.problems,
+            *map(str, [*without_nodes, *at_fault]),
+            *_without_mig_devices(gpus),
+        )
         if strict and not gpus:
+            sentences = [*problems, *map(str, kept_away)]
             raise DiscoveryError(
-                "no GPU can be used" + "".join(f"; {problem}" for problem in problems),
-                'check that "nvidia-smi -L" lists it on the host, which also makes the nodes'
-                if dev.path == "/" or answer.problems
-                else 'name the directory whose "dev" holds the nodes with "--dev-root"',
+                "no GPU can be used" + "".join(f"; {sentence}" for sentence in sentences),
+                left_out[0].hint
+                if left_out
+                else 'check that "nvidia-smi -L" lists a GPU on the host',
             )
         features = device_nodes.feature_nodes(dev, host)
         return Inventory(
@@ -86,6 +109,7 @@ def discover(  # noqa: PLR0913 (options, given by name)
             gds_files=_gds_files(root) if features[GDS] else (),
             cuda_version=answer.cuda_version,
             problems=problems,
+            left_out=left_out,
         )
 
 
@@ -121,6 +145,20 @@ def _dev_roots(dev_root: str) -> Iterator[tuple[device_nodes.DevRoot, device_nod
                 host.close()
     finally:
         dev.close()
+
+
+def _unlisted(
+    gpus: Sequence[Gpu], failed: Sequence[LeftOutDevice]
+) -> tuple[list[LeftOutDevice], list[LeftOutDevice]]:
+    """Return the GPUs that NVML does not list: those at fault, then those kept from the driver.
+
+    Nobody can say which they are where the bus id of a GPU that it lists is unknown.
+    """
+    bus_ids = [
+        *(gpu.bus_id for gpu in gpus),
+        *(device.bus_id for device in failed if ":" not in device.name),
+    ]
+    return left_out_gpus.unlisted(bus_ids) if all(bus_ids) else ([], [])
 
 
 def _without_mig_devices(gpus: Sequence[GpuNodes]) -> list[str]:

@@ -18,9 +18,10 @@ import time
 from typing import Any
 
 from gpuruntime import child_process
+from gpuruntime.discover import left_out_gpus
 from gpuruntime.errors import DriverError, escape
 from gpuruntime.formats.driver_version import of_module_text, of_name
-from gpuruntime.model import Gpu, MigDevice
+from gpuruntime.model import Gpu, LeftOutDevice, MigDevice
 from gpuruntime.record import Record
 
 DEADLINE_S = 30.0
@@ -33,6 +34,11 @@ _WATCHED_PART = 0.25
 _LOOK_S = 0.05
 _ANSWER_BYTES = 8 << 20
 _HINT = 'check that "nvidia-smi -L" works on the host'
+_MAX_REASONS = 4
+# For a GPU that answers with an error of its own.
+_FAULT_HINT = (
+    'look for NVRM and Xid lines in "dmesg"; reset the GPU with "nvidia-smi -r", or reboot'
+)
 
 # nvmlReturn_t, as far as we look at it.
 _INVALID_ARGUMENT, _NOT_SUPPORTED, _NOT_FOUND = 2, 3, 6
@@ -71,10 +77,11 @@ class NoAnswerError(DriverError):
 class Answer(Record):
     """What NVML says: the driver's versions if it knows, the GPUs, what is left out and why.
 
+    *problems* are sentences about *left_out*, and about GPUs that lack something.
     *is_shared* tells whether another process would have the same answer.
     """
 
-    __slots__ = ("cuda_version", "driver_version", "gpus", "is_shared", "problems")
+    __slots__ = ("cuda_version", "driver_version", "gpus", "is_shared", "left_out", "problems")
 
     def __init__(
         self,
@@ -83,16 +90,20 @@ class Answer(Record):
         gpus: tuple[Gpu, ...],
         problems: tuple[str, ...],
         *,
+        left_out: tuple[LeftOutDevice, ...] = (),
         is_shared: bool = True,
     ) -> None:
         self.driver_version = driver_version
         self.cuda_version = cuda_version
         self.gpus = gpus
         self.problems = problems
+        self.left_out = left_out
         self.is_shared = is_shared
 
 
-def query(library: str, deadline_s: float = DEADLINE_S, *, proc: str = "/proc") -> Answer:
+def query(
+    library: str, deadline_s: float = DEADLINE_S, *, proc: str = "/proc", sys: str = "/sys"
+) -> Answer:
     """Ask the NVML at the host path *library* (`nvidia-smi -L` shows the same).
 
     To be called where there is one thread. Raises DriverError if NVML answers with an error, or
@@ -123,7 +134,7 @@ def query(library: str, deadline_s: float = DEADLINE_S, *, proc: str = "/proc") 
             f'"{library}" ended the process that asked it, {_how(outcome.status)}', _HINT
         ) from None
     if "error" in answer:
-        raise _failure(library, answer["error"], answer.get("code"), proc)
+        raise _failure(library, answer["error"], answer.get("code"), proc, sys)
     gpus = tuple(
         Gpu(**{**gpu, "mig_devices": tuple(MigDevice(**mig) for mig in gpu["mig_devices"])})
         for gpu in answer["gpus"]
@@ -133,6 +144,7 @@ def query(library: str, deadline_s: float = DEADLINE_S, *, proc: str = "/proc") 
         answer["cuda_version"],
         gpus,
         tuple(answer["problems"]),
+        left_out=tuple(LeftOutDevice(**device) for device in answer["left_out"]),
         is_shared=answer["is_shared"],
     )
 
@@ -185,7 +197,7 @@ def _how(status: int | None) -> str:
     return f"status {status}" if status >= 0 else f"signal {-status}"
 
 
-def _failure(library: str, text: str, code: int | None, proc: str) -> DriverError:
+def _failure(library: str, text: str, code: int | None, proc: str, sys: str) -> DriverError:
     message = f'NVML of "{library}": {text}'
     if code is None or code in _OF_THIS_PROCESS:
         return NoAnswerError(message, _HINT)
@@ -197,8 +209,23 @@ def _failure(library: str, text: str, code: int | None, proc: str) -> DriverErro
             "reboot, or unload the kernel modules of the driver and load the installed ones",
         )
     if code == _DRIVER_NOT_LOADED and module_version(proc) is None:
-        return DriverError(message, 'run "modprobe nvidia" on the host')
+        return _not_loaded(message, sys)
     return DriverError(message, _HINT)
+
+
+def _not_loaded(message: str, sys: str) -> DriverError:
+    """Return the error for a kernel module that is not loaded, with what keeps it from loading.
+
+    The module does not load without a GPU that it can have.
+    """
+    drivers = left_out_gpus.kernel_drivers(sys)
+    others = left_out_gpus.other_drivers(sys)
+    if others and len(others) == len(drivers):
+        reasons = "".join(f"; {other.title}: {other.reason}" for other in others[:_MAX_REASONS])
+        return DriverError(f"{message}{reasons}", others[0].hint)
+    if not drivers:
+        return DriverError(message, 'check that "lspci -d 10de:" lists a GPU on the host')
+    return DriverError(message, 'run "modprobe nvidia" on the host')
 
 
 def module_version(proc: str = "/proc") -> str | None:
@@ -313,11 +340,22 @@ class _Problems:
 
     def __init__(self) -> None:
         self.texts: list[str] = []
+        self.left_out: list[dict[str, str]] = []
         self.is_shared = True
 
-    def leave_out(self, what: str, error: _NvmlError) -> None:
-        """Note that *what* ("GPU 1 is") is left out for *error*."""
-        self.texts.append(f"{what} left out: {error}")
+    def leave_out(self, name: str, error: _NvmlError, bus_id: str = "") -> None:
+        """Note that the GPU or MIG device *name* is left out because of *error*."""
+        hint = _HINT if error.code in _OF_THIS_PROCESS else _FAULT_HINT
+        device = {"name": name, "bus_id": bus_id, "reason": str(error), "hint": hint}
+        self.left_out.append(device)
+        self._note(str(LeftOutDevice(**device)), error)
+
+    def leave_out_mig_devices(self, gpu: int, error: _NvmlError) -> None:
+        """Note that all MIG devices of *gpu* are left out because of *error*."""
+        self._note(f"the MIG devices of GPU {gpu} are left out: {error}", error)
+
+    def _note(self, text: str, error: _NvmlError) -> None:
+        self.texts.append(text)
         self.is_shared = self.is_shared and error.code not in _OF_THIS_PROCESS
 
 
@@ -363,14 +401,21 @@ def _ask(library: str, proc: str) -> dict[str, Any]:
             gpus.append(_gpu(nvml, index, proc, problems))
         except _NvmlError as error:
             # One GPU that fell off the bus does not cost the others.
-            problems.leave_out(f"GPU {index} is", error)
+            problems.leave_out(str(index), error, _bus_id_of_failed(nvml, index))
     return {
         "driver_version": _unless_error(nvml.text, "nvmlSystemGetDriverVersion") or None,
         "cuda_version": _cuda_version(nvml),
         "gpus": gpus,
         "problems": problems.texts,
+        "left_out": problems.left_out,
         "is_shared": problems.is_shared,
     }
+
+
+def _bus_id_of_failed(nvml: _Nvml, index: int) -> str:
+    """Return the bus id of a GPU that failed, "" if NVML does not tell that either."""
+    device = _unless_error(nvml.ask, "nvmlDeviceGetHandleByIndex", index)
+    return "" if device is None else _unless_error(nvml.bus_id, device) or ""
 
 
 def _cuda_version(nvml: _Nvml) -> str:
@@ -408,27 +453,27 @@ def _mig_devices(
     found = []
     count = _optional(nvml.ask, "nvmlDeviceGetMaxMigDeviceCount", device)
     for index in range(_MAX_MIG_DEVICES if count is None else count):
-        what = f"MIG device {gpu}:{index}"
+        name = f"{gpu}:{index}"
         try:
             mig = nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", device, index)
         except _NvmlError as error:
             if error.code in _NOT_HERE:
-                problems.leave_out(f"the MIG devices of GPU {gpu} are", error)
+                problems.leave_out_mig_devices(gpu, error)
                 break
             if error.code not in _NO_SUCH_MIG:
-                problems.leave_out(f"{what} is", error)
+                problems.leave_out(name, error)
             continue
         try:
             found.append(
                 {
                     "index": index,
-                    "uuid": _uuid(nvml, mig, what, problems),
+                    "uuid": _uuid(nvml, mig, f"MIG device {name}", problems),
                     "gpu_instance": nvml.ask("nvmlDeviceGetGpuInstanceId", mig),
                     "compute_instance": nvml.ask("nvmlDeviceGetComputeInstanceId", mig),
                 }
             )
         except _NvmlError as error:
-            problems.leave_out(f"{what} is", error)
+            problems.leave_out(name, error)
     return found
 
 

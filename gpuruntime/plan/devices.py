@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from gpuruntime.model import GpuNodes, MigDevice, Node
+    from gpuruntime.model import GpuNodes, LeftOutDevice, MigDevice, Node
 
 ALL = "all"
 NONE = "none"
@@ -34,6 +34,7 @@ _OLD_MIG_UUID = re.compile(rf"MIG-(GPU-{_HEX})/([0-9]{{1,9}})/([0-9]{{1,9}})\Z",
 # The domain has 4 digits, 8 as NVML has it, or is left out where it is 0.
 _PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\Z", re.IGNORECASE)
 _HINT = 'list the devices with "nvidia-smi -L"'
+_MAX_REASONS = 4
 
 
 class GpuDevice(Record):
@@ -64,11 +65,13 @@ class GpuDevice(Record):
         return name if names.is_device(name) else ""
 
 
-def devices(ids: Sequence[str], gpus: Iterable[GpuNodes]) -> list[GpuDevice]:
+def devices(
+    ids: Sequence[str], gpus: Iterable[GpuNodes], left_out: Sequence[LeftOutDevice] = ()
+) -> list[GpuDevice]:
     """Return the devices that *ids* mean among *gpus*, in order, each once.
 
-    The first `all` or `none` among *ids* decides alone. Raises RequestError for what is no id,
-    and UnresolvedDeviceError for a device that is not there.
+    The first `all` or `none` among *ids* decides alone. Raises RequestError for a malformed id,
+    and UnresolvedDeviceError for a device that does not exist or is one of *left_out*.
     """
     gpus = list(gpus)
     for name in ids:
@@ -78,7 +81,7 @@ def devices(ids: Sequence[str], gpus: Iterable[GpuNodes]) -> list[GpuDevice]:
             return _all(gpus)
     found: dict[str, GpuDevice] = {}
     for name in ids:
-        device = _one(name, gpus)
+        device = _one(name, gpus, left_out)
         found.setdefault(device.name(INDEX), device)
     return list(found.values())
 
@@ -97,27 +100,55 @@ def _mig_devices(gpus: list[GpuNodes]) -> list[GpuDevice]:
     return [GpuDevice(gpu, mig) for gpu in gpus for mig in gpu.mig]
 
 
-def _one(name: str, gpus: list[GpuNodes]) -> GpuDevice:
+def _one(name: str, gpus: list[GpuNodes], left_out: Sequence[LeftOutDevice]) -> GpuDevice:
     candidates = [*(GpuDevice(gpu) for gpu in gpus), *_mig_devices(gpus)]
-    found = _matching(name, candidates)
-    if not found:
-        there = ", ".join(device.name(INDEX) for device in candidates) or "none"
-        raise UnresolvedDeviceError(
-            f'there is no device "{_shortened(name)}"; devices here: {there}', _HINT
-        )
-    if len(found) > 1:
-        several = ", ".join(f'"{device.uuid}"' for device in found)
+    matches = _matching(name, candidates)
+    if not matches:
+        raise _unresolved(name, candidates, left_out)
+    if len(matches) > 1:
+        several = ", ".join(f'"{device.uuid}"' for device in matches)
         raise RequestError(
             f'"{name}" is the start of several UUIDs: {several}', "write more of it"
         )
-    return found[0]
+    return matches[0]
+
+
+def _unresolved(
+    name: str, candidates: list[GpuDevice], left_out: Sequence[LeftOutDevice]
+) -> UnresolvedDeviceError:
+    """Return the error for *name*, which none of *candidates* has: with the reason, if known."""
+    for device in left_out:
+        if is_name_of(name, device):
+            what = f'the device "{_shortened(name)}" is not available'
+            return UnresolvedDeviceError(f"{what}: {device}", device.hint)
+    indices = ", ".join(device.name(INDEX) for device in candidates) or "none"
+    message = f'there is no device "{_shortened(name)}"; devices here: {indices}'
+    if left_out:
+        message = f"{message}; left out: {reasons(left_out)}"
+    return UnresolvedDeviceError(message, _HINT)
+
+
+def is_name_of(name: str, device: LeftOutDevice) -> bool:
+    """Return whether the id *name* means *device*, as far as its names are known."""
+    if _INDEX.match(name) or _MIG_INDEX.match(name):
+        return bool(device.name) and device.name == _plain_index(name)
+    if _UUID.match(name):
+        return device.uuid.lower().startswith(name.lower())
+    bus_id = _bus_id(name)
+    return bool(bus_id) and device.bus_id == bus_id
+
+
+def reasons(left_out: Sequence[LeftOutDevice]) -> str:
+    """Return why devices are left out, of many the first, for a message."""
+    texts = [f"{device.title} ({device.reason})" for device in left_out[:_MAX_REASONS]]
+    more = len(left_out) - len(texts)
+    return ", ".join(texts) + (f" and {more} more" if more else "")
 
 
 def _matching(name: str, candidates: list[GpuDevice]) -> list[GpuDevice]:
     """Return those of *candidates* that *name* means; raise RequestError if it is no id."""
     if _INDEX.match(name) or _MIG_INDEX.match(name):
-        # Without leading zeros, which no name has.
-        plain = ":".join(str(int(part)) for part in name.replace("/", ":").split(":"))
+        plain = _plain_index(name)
         return [device for device in candidates if device.name(INDEX) == plain]
     low = name.lower()
     exact = [device for device in candidates if device.uuid and device.uuid.lower() == low]
@@ -129,15 +160,25 @@ def _matching(name: str, candidates: list[GpuDevice]) -> list[GpuDevice]:
         return [device for device in candidates if device.mig and _old_uuid(device) == wanted]
     if _UUID.match(name):
         return [device for device in candidates if device.uuid.lower().startswith(low)]
-    pci = _PCI.match(name)
-    if pci:
-        bus_id = f"{int(pci[1] or '0', 16):04x}:{pci[2].lower()}"
+    bus_id = _bus_id(name)
+    if bus_id:
         return [
             device for device in candidates if not device.mig and device.gpu.gpu.bus_id == bus_id
         ]
     raise RequestError(
         f'"{_shortened(name)}" is neither an index nor a UUID nor a PCI address of a device', _HINT
     )
+
+
+def _plain_index(name: str) -> str:
+    """Return the index *name* as devices spell theirs: `0:1`, without leading zeros."""
+    return ":".join(str(int(part)) for part in name.replace("/", ":").split(":"))
+
+
+def _bus_id(name: str) -> str:
+    """Return the PCI address *name* as sysfs spells it, "" if it is not one."""
+    pci = _PCI.match(name)
+    return f"{int(pci[1] or '0', 16):04x}:{pci[2].lower()}" if pci else ""
 
 
 def _shortened(name: str) -> str:

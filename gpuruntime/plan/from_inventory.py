@@ -63,14 +63,21 @@ def requested_devices(asked: Request, inventory: Inventory) -> list[GpuDevice]:
     """Return the devices of *asked*; raise RequestError and UnresolvedDeviceError."""
     if asked.driver_only:
         return []
-    found = devices.devices(asked.ids, inventory.gpus)
+    found = devices.devices(asked.ids, inventory.gpus, inventory.left_out)
     if not found and devices.NONE not in asked.ids:
-        why = "".join(f"; {problem}" for problem in inventory.problems)
-        raise UnresolvedDeviceError(
-            f"every GPU is asked for, and there is none to be had{why}",
-            'check that "nvidia-smi -L" lists it on the host',
-        )
+        raise _no_gpu(inventory)
     return found
+
+
+def _no_gpu(inventory: Inventory) -> UnresolvedDeviceError:
+    """Return the error for a request for all GPUs on a machine that can give none."""
+    sentences = dict.fromkeys([*inventory.problems, *map(str, inventory.left_out)])
+    why = "".join(f"; {sentence}" for sentence in sentences)
+    hint = 'check that "nvidia-smi -L" lists a GPU on the host'
+    return UnresolvedDeviceError(
+        f"all GPUs are requested, but no GPU is available{why}",
+        inventory.left_out[0].hint if inventory.left_out else hint,
+    )
 
 
 def grant(asked: Request, inventory: Inventory, config: Config, style: Style) -> Grant:

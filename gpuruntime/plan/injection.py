@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 _HOOK_ENV = ("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",)
 _GPU = "/dev/nvidia"
 _MAX_DIGITS = 4
+_MAX_MINORS = 8
 
 
 class Injection(Record):
@@ -203,9 +204,12 @@ def _completed(
             return _completed_once(edits, request, user_namespace=user_namespace)
         except CdiError as error:
             failure = error
+    words = "".join(f" -c {minor}" for minor in _minors_without_node(edits) or [0])
+    hint = f'run "nvidia-modprobe -u{words}" on the host'
+    if not request.is_automatic:
+        hint += ', or "gpuruntime cdi refresh" if the spec is out of date'
     raise UnresolvedDeviceError(
-        f"cannot give a device to the container: {failure}",
-        'run "nvidia-modprobe -u -c 0" on the host, or "gpuruntime cdi refresh" for a spec of old',
+        f"cannot give a device to the container: {failure}", hint
     ) from failure
 
 
@@ -222,6 +226,13 @@ def _minors(edits: Edits) -> list[int]:
     """Return the numbers of the GPUs whose nodes *edits* have."""
     paths = [node["path"] for node in edits.get("deviceNodes") or ()]
     return [int(path[len(_GPU) :]) for path in paths if _is_gpu(path)]
+
+
+def _minors_without_node(edits: Edits) -> list[int]:
+    """Return the numbers of the GPUs of *edits* whose nodes do not exist, of many the first."""
+    paths = {node.get("hostPath") or node["path"]: node for node in edits.get("deviceNodes") or ()}
+    missing = [node["path"] for path, node in paths.items() if not os.path.lexists(path)]
+    return [int(path[len(_GPU) :]) for path in missing if _is_gpu(path)][:_MAX_MINORS]
 
 
 def _is_gpu(path: str) -> bool:

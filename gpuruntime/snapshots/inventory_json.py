@@ -154,6 +154,14 @@ _driver = _record(
     files=_many(_file),
     problems=_texts,
 )
+_left_out = _record(
+    model.LeftOutDevice,
+    name=_text,
+    uuid=_text,
+    bus_id=_text,
+    reason=_text,
+    hint=_text,
+)
 _inventory = _record(
     model.Inventory,
     driver=_driver,
@@ -164,4 +172,5 @@ _inventory = _record(
     gds_files=_many(_file),
     cuda_version=_text,
     problems=_texts,
+    left_out=_many(_left_out),
 )

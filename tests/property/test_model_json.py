@@ -70,6 +70,9 @@ FILE = st.builds(
 DRIVER = st.builds(
     model.Driver, version=TEXT, libraries=many(LIBRARY), files=many(FILE), problems=TEXTS
 )
+LEFT_OUT = st.builds(
+    model.LeftOutDevice, name=TEXT, uuid=TEXT, bus_id=TEXT, reason=TEXT, hint=TEXT
+)
 INVENTORY = st.builds(
     model.Inventory,
     driver=DRIVER,
@@ -80,6 +83,7 @@ INVENTORY = st.builds(
     gds_files=many(FILE),
     cuda_version=TEXT,
     problems=TEXTS,
+    left_out=many(LEFT_OUT),
 )
 JUNK = st.sampled_from([None, True, 0, -1, 1.0, "x", [], ["x"], {}, {"x": 1}])
 

@@ -28,8 +28,9 @@ MIG_MEMORY_MIB = 9856
 BUSES = (0x1A, 0x1B, 0x4A, 0x4B, 0x8A, 0x8B, 0xCA, 0xCB)
 FAR_DOMAIN = 0x10000
 # Faults of which the fake NVML, which knows all others, is not told.
-OTHER_FAULTS = ("nosymbol", "nonode", "no-mig-minors", "no-capabilities")
+OTHER_FAULTS = ("nosymbol", "nonode", "no-mig-minors", "no-capabilities", "bound")
 NVIDIA_MAJOR = 195
+NVIDIA_VENDOR = "0x10de"
 DRM_MAJOR = 226
 # What has nodes of its own, made by other modules or other programs: module, names of the nodes.
 FEATURES = {
@@ -105,12 +106,22 @@ class Host:
         found = (fault.partition(" ") for fault in self.faults)
         return [argument for word, _, argument in found if word == name]
 
+    def other_drivers(self) -> dict[int, str]:
+        """Return GPU → the kernel driver that has it in place of nvidia."""
+        pairs = (argument.split() for argument in self.faults_named("bound"))
+        return {int(gpu): driver for gpu, driver in pairs}
+
+    def driven(self) -> list[Gpu]:
+        """Return the GPUs that the kernel driver nvidia has."""
+        others = self.other_drivers()
+        return [gpu for gpu in self.gpus if gpu.index not in others]
+
     def nodes(self) -> list[Node]:
         """Return the device nodes that the driver and its tools would have made."""
         uvm = self.majors["nvidia-uvm"]
         caps = self.majors["nvidia-caps"]
         nodes = [
-            *(Node(f"nvidia{gpu.index}", NVIDIA_MAJOR, gpu.index, 0o666) for gpu in self.gpus),
+            *(Node(f"nvidia{gpu.index}", NVIDIA_MAJOR, gpu.index, 0o666) for gpu in self.driven()),
             Node("nvidiactl", NVIDIA_MAJOR, 255, 0o666),
             Node("nvidia-modeset", NVIDIA_MAJOR, 254, 0o666),
             Node("nvidia-uvm", uvm, 0, 0o666),
@@ -220,14 +231,14 @@ def nvml_conf(host: Host) -> str:
         f"cuda {host.cuda}",
         *(
             f"gpu {g.uuid} {g.index} {g.bus_id} {MEMORY_MIB} {int(g.migs is not None)} {g.name}"
-            for g in host.gpus
+            for g in host.driven()
         ),
-        *(f"arch {g.index} {g.arch.replace('.', ' ')}" for g in host.gpus),
-        *(f"brand {g.index} {g.brand}" for g in host.gpus),
+        *(f"arch {i} {g.arch.replace('.', ' ')}" for i, g in enumerate(host.driven())),
+        *(f"brand {i} {g.brand}" for i, g in enumerate(host.driven())),
         *(
-            f"mig {g.index} {m.index} {m.uuid} {m.gpu_instance} {m.compute_instance} 1 1 "
+            f"mig {i} {m.index} {m.uuid} {m.gpu_instance} {m.compute_instance} 1 1 "
             f"{MIG_MEMORY_MIB}"
-            for g in host.gpus
+            for i, g in enumerate(host.driven())
             for m in g.migs or ()
         ),
         *(f if f.startswith("initdelay_us ") else f"fault {f}" for f in faults),
@@ -254,7 +265,7 @@ def write_proc_driver(host: Host, directory: Path) -> None:
         'RegistryDwords: ""\n'
         'ExcludedGpus: ""\n'
     )
-    for gpu in host.gpus:
+    for gpu in host.driven():
         entry = nvidia / "gpus" / gpu.bus_id
         entry.mkdir()
         (entry / "information").write_text(
@@ -323,12 +334,17 @@ def write_pci_devices(host: Host, directory: Path) -> None:
     machine = Path("/sys/bus/pci/devices")
     if machine.is_dir():
         for entry in machine.iterdir():
-            (directory / entry.name).symlink_to(entry.resolve())
+            # A GPU of the machine is none of the simulated host.
+            vendor = entry / "vendor"
+            if not (vendor.is_file() and vendor.read_text().strip() == NVIDIA_VENDOR):
+                (directory / entry.name).symlink_to(entry.resolve())
     for gpu in host.gpus:
         entry = directory / gpu.bus_id
         (entry / "drm" / f"card{gpu.card}").mkdir(parents=True)
         (entry / "drm" / f"renderD{128 + gpu.card}").mkdir()
-        (entry / "vendor").write_text("0x10de\n")
+        driver = host.other_drivers().get(gpu.index, "nvidia")
+        (entry / "driver").symlink_to(f"../../../bus/pci/drivers/{driver}")
+        (entry / "vendor").write_text(f"{NVIDIA_VENDOR}\n")
         (entry / "device").write_text("0x2330\n")
         (entry / "class").write_text("0x030200\n")
         (entry / "numa_node").write_text(f"{gpu.index * 2 // len(host.gpus)}\n")

@@ -56,7 +56,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FAULT",
         help='"init-fails [CODE]", "init-hangs", "lost GPU", "mig-lost GPU INDEX", "nobusid GPU", '
         '"fails FUNCTION CODE [GPU]", "initdelay_us N" of NVML; "nosymbol FUNCTION": NVML lacks '
-        'it; "nonode PATTERN", "no-mig-minors", "no-capabilities" of the kernel; repeatable',
+        'it; "nonode PATTERN", "no-mig-minors", "no-capabilities", "bound GPU DRIVER" (another '
+        "kernel driver has the GPU) of the kernel; repeatable",
     )
     run_parser.add_argument(
         "--mig",

@@ -31,11 +31,11 @@ try:
     library = os.path.dirname(os.environ["SIMHOST_CONF"]) + "/libnvidia-ml.so.1"
     answer = nvml.query(library, 20)
     dev = device_nodes.DevRoot(sys.argv[1])
-    gpus, problems = device_nodes.gpu_nodes(answer.gpus, dev)
+    gpus, left_out = device_nodes.gpu_nodes(answer.gpus, dev)
     found = {
         "version": answer.driver_version,
         "gpus": gpus,
-        "problems": [*answer.problems, *problems],
+        "problems": [*answer.problems, *map(str, left_out)],
         "control": device_nodes.control_nodes(dev),
         "management": device_nodes.management_nodes(dev),
     }

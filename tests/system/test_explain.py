@@ -331,6 +331,43 @@ def test_a_missing_node_is_not_made() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("fault", "device", "reason", "hint"),
+    [
+        ("lost 1", "1", "GPU 1 is left out: GPU is lost", 'NVRM and Xid lines in "dmesg"'),
+        ("lost 1", "GPU-5f1e0001", "GPU 1 is left out: GPU is lost", '"nvidia-smi -r"'),
+        (
+            "bound 3 vfio-pci",
+            "0000:4b:00.0",
+            'GPU 0000:4b:00.0 is left out: the kernel driver "vfio-pci" has it',
+            "bind the GPU to the kernel driver nvidia",
+        ),
+        (
+            "bound 3 nouveau",
+            "3",
+            'left out: GPU 0000:4b:00.0 (the kernel driver "nouveau" has it)',
+            "nvidia-smi -L",
+        ),
+        ("nonode nvidia1", "1", 'device node "/dev/nvidia1"', 'run "nvidia-modprobe -u -c 1"'),
+    ],
+)
+def test_why_a_gpu_is_missing(fault: str, device: str, reason: str, hint: str) -> None:
+    """The runtime and `explain` say the same, which is about this GPU."""
+    data = json.dumps(oci(f"{VISIBLE}={device}"))
+    script = f"""
+    mkdir /run/bundle; cat > /run/bundle/config.json
+    '{PROGRAMS[0]}' explain --bundle /run/bundle 2>&1 >/dev/null | sed 's/^error: //'
+    '{PROGRAMS[1]}' create --bundle /run/bundle id 2>&1 | sed 's/^gpu-container-runtime: //'
+    """
+    lines = on_host(
+        "sh", "-uc", script, given=data, options=("--gpus", "4", "--fault", fault)
+    ).splitlines()
+    assert lines[:2] == lines[2:]
+    assert lines[0].startswith("device: ")
+    assert reason in lines[0]
+    assert hint in lines[1]
+
+
 def test_devices_that_the_engine_adds() -> None:
     """With --device an engine reads the spec itself, which tells the runtime to add nothing."""
     script = f"""

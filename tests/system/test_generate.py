@@ -279,6 +279,16 @@ def test_one_lost_gpu_does_not_cost_the_others() -> None:
     assert "/dev/nvidia3" not in [node["path"] for node in every]
 
 
+def test_a_gpu_of_another_kernel_driver_is_named() -> None:
+    """It is no fault: the spec has the others, and a refresh keeps nothing back because of it."""
+    done = on_host('eval "$GENERATE --format json"', "--fault", "bound 7 vfio-pci")
+    assert "7" not in names(json.loads(done.stdout))
+    assert done.stderr.splitlines()[0] == (
+        'warning: GPU 0000:cb:00.0 is left out: the kernel driver "vfio-pci" has it'
+    )
+    assert done.stderr.splitlines()[-1].endswith("required and missing: none")
+
+
 def test_a_gpu_without_its_node_is_left_out() -> None:
     """A container could not open it."""
     done = on_host('rm /dev/nvidia2; eval "$GENERATE --format json"', "--gpus", "3")

@@ -87,7 +87,10 @@ class Machine:
 
     def gpu_nodes(self, *gpus: Gpu) -> tuple[tuple[GpuNodes, ...], tuple[str, ...]]:
         """Find the nodes of GPUs."""
-        return device_nodes.gpu_nodes(gpus, self.dev(), proc=str(self.proc), sys=str(self.sys))
+        found, left_out = device_nodes.gpu_nodes(
+            gpus, self.dev(), proc=str(self.proc), sys=str(self.sys)
+        )
+        return found, tuple(map(str, left_out))
 
     def one(self, wanted: Gpu) -> GpuNodes:
         """Find the nodes of a GPU about which there is nothing to say."""

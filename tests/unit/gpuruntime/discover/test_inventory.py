@@ -134,6 +134,33 @@ def test_mig_devices_without_nodes_are_left_out(machine: Machine) -> None:
     assert len(found.gpus[0].gpu.mig_devices) == 1
     (problem,) = found.problems
     assert problem.startswith("MIG device 0:0 is left out: ")
+    (device,) = found.left_out
+    assert (device.name, str(device)) == ("0:0", problem)
+    assert device.uuid == "MIG-3a7c0000-51d2-5e0b-9f14-0b2a3c4d5e00"
+
+
+def test_gpus_without_a_node_or_an_answer_are_left_out(machine: Machine) -> None:
+    """Each with its index and the reason; the snapshot keeps them."""
+    lines = [GPUS[0].replace("4a00 0 0000:1a", f"4a0{i} {i} 0000:1{i}") for i in range(3)]
+    machine.say(*lines, "fault lost 2")
+    machine.make("nvidia0", *CONTROL)
+    found = machine.discover()
+    assert [item.gpu.index for item in found.gpus] == [0]
+    assert [(device.name, device.bus_id) for device in found.left_out] == [
+        ("2", ""),
+        ("1", "0000:11:00.0"),
+    ]
+    assert tuple(map(str, found.left_out)) == found.problems
+    assert "no device node" in found.left_out[1].reason
+    assert inventory_json.decode(inventory_json.encode(found)) == found
+
+
+def test_why_no_gpu_can_be_used(machine: Machine) -> None:
+    """The hint is about the GPU that is left out."""
+    machine.make(*CONTROL)
+    with pytest.raises(DiscoveryError, match='no device node "/dev/nvidia0"') as caught:
+        machine.discover()
+    assert caught.value.hint == 'name the directory whose "dev" holds the nodes with "--dev-root"'
 
 
 def test_storage_needs_files_as_well(machine: Machine) -> None:

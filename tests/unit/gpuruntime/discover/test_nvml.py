@@ -288,6 +288,9 @@ def test_one_gpu_in_trouble_does_not_cost_the_others(install: Install, function:
     answer = nvml.query(install(f"fault fails {function} 999 1"))
     assert list(answer.gpus) == [gpus()[0], gpus()[2]]
     assert answer.problems == ("GPU 1 is left out: Unknown Error",)
+    (device,) = answer.left_out
+    bus_id = "" if function == "nvmlDeviceGetPciInfo_v3" else gpus()[1].bus_id
+    assert (device.name, device.bus_id, device.reason) == ("1", bus_id, "Unknown Error")
 
 
 def test_lost_devices_are_left_out_one_by_one(install: Install) -> None:
@@ -299,6 +302,8 @@ def test_lost_devices_are_left_out_one_by_one(install: Install) -> None:
         "GPU 0 is left out: GPU is lost",
         "MIG device 1:0 is left out: GPU is lost",
     )
+    assert tuple(map(str, answer.left_out)) == answer.problems
+    assert all("Xid" in device.hint for device in answer.left_out)
 
 
 def test_an_error_without_words_has_its_number(install: Install) -> None:
@@ -589,11 +594,41 @@ def test_two_versions_of_the_driver_are_both_named(install: Install, tmp_path: P
     assert "reboot" in str(caught.value.hint)
 
 
-def test_a_driver_that_is_not_loaded_can_be_loaded(install: Install, tmp_path: Path) -> None:
-    """Where the kernel has no module of it."""
-    with pytest.raises(DriverError, match="Driver Not Loaded") as caught:
-        nvml.query(install("fault init-fails"), proc=str(tmp_path))
-    assert caught.value.hint == 'run "modprobe nvidia" on the host'
+@pytest.mark.parametrize(
+    ("drivers", "reasons", "hint"),
+    [
+        ([""], "", 'run "modprobe nvidia" on the host'),
+        (["vfio-pci", ""], "", 'run "modprobe nvidia" on the host'),
+        (
+            ["nouveau"],
+            '; GPU 0000:10:00.0: the kernel driver "nouveau" has it',
+            "keep nouveau from loading, and reboot",
+        ),
+        (
+            ["vfio-pci"] * 5,
+            "".join(
+                f'; GPU 0000:1{i}:00.0: the kernel driver "vfio-pci" has it' for i in range(4)
+            ),
+            "bind the GPU to the kernel driver nvidia",
+        ),
+        ([], "", 'check that "lspci -d 10de:" lists a GPU on the host'),
+    ],
+)
+def test_a_driver_that_is_not_loaded(
+    install: Install, tmp_path: Path, drivers: list[str], reasons: str, hint: str
+) -> None:
+    """The hint is one that can work: the module loads only where it can have a GPU."""
+    for index, driver in enumerate(drivers):
+        device = tmp_path / f"bus/pci/devices/0000:1{index}:00.0"
+        device.mkdir(parents=True)
+        (device / "vendor").write_text("0x10de\n")
+        (device / "class").write_text("0x030000\n")
+        if driver:
+            (device / "driver").symlink_to(f"../../drivers/{driver}")
+    with pytest.raises(DriverError) as caught:
+        nvml.query(install("fault init-fails"), proc=str(tmp_path), sys=str(tmp_path))
+    assert caught.value.message.endswith(f"Driver Not Loaded{reasons}")
+    assert caught.value.hint == hint
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPUs of this machine that NVML does not offer: what the kernel knows of them, and why.
+
+NVML says little about a GPU that failed, and nothing about one that another kernel driver has.
+The kernel lists those of the driver in /proc/driver/nvidia/gpus, and all in /sys/bus/pci.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from gpuruntime.model import LeftOutDevice
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from gpuruntime.model import Gpu
+
+NOUVEAU_HINT = "keep nouveau from loading, and reboot"
+_VENDOR = "0x10de"
+# The PCI base class of display controllers: 0x0300 with a monitor port, 0x0302 without.
+_DISPLAY_CLASS = "0x03"
+_DRIVER = "nvidia"
+_BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")
+_UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-f-]{36})\s*$", re.MULTILINE)
+_EXCLUDED = re.compile(r"^GPU Excluded:\s*Yes\s*$", re.MULTILINE)
+_MAX_BYTES = 1 << 16
+
+
+def completed(
+    failed: Iterable[LeftOutDevice], gpus: Sequence[Gpu], *, proc: str = "/proc"
+) -> tuple[LeftOutDevice, ...]:
+    """Return *failed*, with the bus ids and UUIDs that the kernel knows.
+
+    *failed* are the GPUs and MIG devices for which NVML returned an error, *gpus* those that it
+    described.
+    """
+    failed = tuple(failed)
+    by_index = _bus_ids_by_index(gpus, proc) if failed else {}
+    found = []
+    for device in failed:
+        bus_id = device.bus_id or by_index.get(device.name, "")
+        uuid = device.uuid
+        if bus_id and not uuid:
+            uuid = _uuid(_information(proc, bus_id))
+        found.append(
+            LeftOutDevice(
+                name=device.name,
+                uuid=uuid,
+                bus_id=bus_id,
+                reason=device.reason,
+                hint=device.hint,
+            )
+        )
+    return tuple(found)
+
+
+def unlisted(
+    listed: Iterable[str], *, proc: str = "/proc", sys: str = "/sys"
+) -> tuple[list[LeftOutDevice], list[LeftOutDevice]]:
+    """Return the GPUs whose bus ids are not among *listed*: those at fault, then the others.
+
+    The others are GPUs that the operator keeps from the driver.
+    """
+    listed = frozenset(listed)
+    at_fault, kept_away = [], []
+    for bus_id in _driver_bus_ids(proc):
+        if bus_id in listed:
+            continue
+        information = _information(proc, bus_id)
+        if _EXCLUDED.search(information):
+            kept_away.append(
+                LeftOutDevice(
+                    uuid=_uuid(information),
+                    bus_id=bus_id,
+                    reason="the option NVreg_ExcludedGpus of the module nvidia excludes it",
+                    hint="remove the GPU from NVreg_ExcludedGpus, and reboot",
+                )
+            )
+        else:
+            at_fault.append(
+                LeftOutDevice(
+                    uuid=_uuid(information),
+                    bus_id=bus_id,
+                    reason="the module nvidia has it, but NVML does not list it",
+                    hint='look for NVRM and Xid lines in "dmesg"; reset the GPU, or reboot',
+                )
+            )
+    for bus_id, driver in kernel_drivers(sys).items():
+        if bus_id not in listed and driver != _DRIVER:
+            reason, hint = _of_other_driver(driver)
+            kept_away.append(LeftOutDevice(bus_id=bus_id, reason=reason, hint=hint))
+    return at_fault, kept_away
+
+
+def kernel_drivers(sys: str = "/sys") -> dict[str, str]:
+    """Return bus id → name of the kernel driver, "" if none, of each NVIDIA GPU on the PCI bus.
+
+    Virtual functions are left out: they belong to virtual machines.
+    """
+    directory = f"{sys}/bus/pci/devices"
+    drivers = {}
+    for bus_id in _names(directory):
+        device = f"{directory}/{bus_id}"
+        if (
+            _BUS_ID.match(bus_id)
+            and _read(f"{device}/vendor").strip() == _VENDOR
+            and _read(f"{device}/class").startswith(_DISPLAY_CLASS)
+            and not os.path.lexists(f"{device}/physfn")
+        ):
+            drivers[bus_id] = _link_name(f"{device}/driver")
+    return drivers
+
+
+def other_drivers(sys: str = "/sys") -> list[LeftOutDevice]:
+    """Return the GPUs that another kernel driver than NVIDIA's has."""
+    return [
+        LeftOutDevice(bus_id=bus_id, reason=reason, hint=hint)
+        for bus_id, driver in kernel_drivers(sys).items()
+        if driver not in ("", _DRIVER)
+        for reason, hint in [_of_other_driver(driver)]
+    ]
+
+
+def _of_other_driver(driver: str) -> tuple[str, str]:
+    """Return the reason and the hint for a GPU that *driver* has, "" if none has it."""
+    if not driver:
+        return "no kernel driver has it", 'look for NVRM lines in "dmesg"'
+    hint = NOUVEAU_HINT if driver == "nouveau" else "bind the GPU to the kernel driver nvidia"
+    return f'the kernel driver "{driver}" has it', hint
+
+
+def _bus_ids_by_index(gpus: Sequence[Gpu], proc: str) -> dict[str, str]:
+    """Return NVML's index → bus id; {} if the driver's order is not that of *gpus*.
+
+    NVML numbers the GPUs of the driver by their bus ids.
+    """
+    by_index = dict(enumerate(_driver_bus_ids(proc)))
+    if any(gpu.bus_id != by_index.get(gpu.index) for gpu in gpus):
+        return {}
+    return {str(index): bus_id for index, bus_id in by_index.items()}
+
+
+def _driver_bus_ids(proc: str) -> list[str]:
+    """Return the bus ids of the GPUs that the module nvidia has, in order."""
+    names = [name for name in _names(f"{proc}/driver/nvidia/gpus") if _BUS_ID.match(name)]
+    return sorted(names, key=_place)
+
+
+def _place(bus_id: str) -> tuple[int, str]:
+    domain, _, rest = bus_id.partition(":")
+    return int(domain, 16), rest
+
+
+def _information(proc: str, bus_id: str) -> str:
+    return _read(f"{proc}/driver/nvidia/gpus/{bus_id}/information")
+
+
+def _uuid(information: str) -> str:
+    match = _UUID.search(information)
+    return match[1] if match else ""
+
+
+def _link_name(path: str) -> str:
+    try:
+        return os.path.basename(os.readlink(path))
+    except OSError:
+        return ""
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:
+        return []
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as stream:
+            return stream.read(_MAX_BYTES)
+    except OSError:
+        return ""
