@@ -58,10 +58,14 @@ def decode(text: str, lines: dict[tuple[str | int, ...], int] | None = None) -> 
     try:
         return _Reader(text, lines).document()
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f"line {mark.line + 1}: " if mark else ""
-        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
-        raise CdiError("syntax", f"{line}{problem}") from error
+        raise _of_yaml(error) from error
+
+
+def _of_yaml(error: yaml.YAMLError) -> CdiError:
+    mark = getattr(error, "problem_mark", None)
+    line = f"line {mark.line + 1}: " if mark else ""
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
+    return CdiError("syntax", f"{line}{problem}")
 
 
 def decode_all(texts: dict[str, str]) -> dict[str, Any]:
@@ -73,6 +77,18 @@ def decode_all(texts: dict[str, str]) -> dict[str, Any]:
         except CdiError as error:
             found[path] = error
     return found
+
+
+def decode_documents(text: str) -> list[object]:
+    """Return all documents of *text*, read as Kubernetes and compose do; raise CdiError.
+
+    Unlike in a CDI spec, a key may override a merged one, and tags of the reader's own have no
+    effect.
+    """
+    try:
+        return _ManifestReader(text, None).documents()
+    except yaml.YAMLError as error:
+        raise _of_yaml(error) from error
 
 
 class _Reader:
@@ -113,7 +129,7 @@ class _Reader:
         value: Any
         if isinstance(event, yaml.ScalarEvent):
             value = self._scalar(event)
-        elif event.tag not in (None, "!", f"{_TAG}seq", f"{_TAG}map"):
+        elif not self._takes_tag(event.tag):
             raise _syntax(event, f'the tag "{event.tag}" is not for CDI')
         elif isinstance(event, yaml.SequenceStartEvent):
             value = []
@@ -141,7 +157,7 @@ class _Reader:
                     if not isinstance(part, dict):
                         raise _syntax(event, "only a map can be merged")
                     for name, value in part.items():
-                        self._set(result, name, value, event)
+                        self._merge(result, name, value, event)
                 continue
             key = self._alias(event) if is_alias else self._scalar(event)
             if event.anchor and not is_alias:
@@ -158,6 +174,12 @@ class _Reader:
         if name in result:
             raise CdiError("duplicate-key", f'line {_line(event)}: member "{name}" is there twice')
         result[name] = value
+
+    def _merge(self, result: dict[str, Any], name: str, value: object, event: yaml.Event) -> None:
+        self._set(result, name, value, event)
+
+    def _takes_tag(self, tag: str | None) -> bool:
+        return tag in (None, "!", f"{_TAG}seq", f"{_TAG}map")
 
     def _alias(self, event: yaml.AliasEvent) -> Any:  # noqa: ANN401 (JSON)
         if event.anchor not in self.anchors:
@@ -180,6 +202,49 @@ class _Reader:
         self.nodes += nodes
         if self.nodes > MAX_VALUES:
             raise _syntax(event, f"more than {MAX_VALUES} values, aliases expanded")
+
+
+class _ManifestReader(_Reader):
+    """Reads all documents, with the rules of YAML for merged keys."""
+
+    def __init__(self, text: str, lines: dict[tuple[str | int, ...], int] | None) -> None:
+        super().__init__(text, lines)
+        # The id of a map → its keys that are merged and may be overridden.
+        self.merged: dict[int, set[str]] = {}
+
+    def documents(self) -> list[object]:
+        """Return the documents in order."""
+        self.parser.get_event()
+        documents = []
+        while self.parser.check_event(yaml.DocumentStartEvent):
+            self.parser.get_event()
+            self.anchors.clear()
+            self.merged.clear()
+            documents.append(self._value(()))
+            self.parser.get_event()
+        return documents
+
+    def _merge(self, result: dict[str, Any], name: str, value: object, event: yaml.Event) -> None:
+        del event
+        if name not in result:
+            result[name] = value
+            self.merged.setdefault(id(result), set()).add(name)
+
+    def _set(self, result: dict[str, Any], name: str, value: object, event: yaml.Event) -> None:
+        merged = self.merged.get(id(result), set())
+        if name in merged:
+            merged.remove(name)
+            del result[name]
+        super()._set(result, name, value, event)
+
+    def _takes_tag(self, tag: str | None) -> bool:
+        del tag
+        return True
+
+    def _scalar(self, event: yaml.ScalarEvent) -> object:
+        if event.tag is not None and not event.tag.startswith(_TAG):
+            return event.value if event.style in ("'", '"') else _plain(event.value)
+        return super()._scalar(event)
 
 
 def _line(event: yaml.Event) -> int:

@@ -7,7 +7,7 @@ import csv
 import os
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cdi import names, reasons
@@ -17,6 +17,7 @@ from cdi.errors import CdiError
 from cdi.registry import Registry
 from cdi.wire import OciConfig
 from gpuruntime.errors import RequestError, UnresolvedDeviceError
+from gpuruntime.request import driver_options, parse
 from gpuruntime.request.container import shortened
 
 # The hook that docker adds for `--gpus`, and the words that it takes for capabilities there.
@@ -24,9 +25,11 @@ HOOK = "nvidia-container-runtime-hook"
 DOCKER_CAPABILITIES = ("compute", "compat32", "graphics", "utility", "video", "display")
 _NO_DRIVER_CAPABILITIES = ("gpu", "nvidia")
 MAX_COUNT = 1024
+_NODES = "/dev/nvidia"
 _CAP_SYS_ADMIN = "CAP_SYS_ADMIN"
 # Of docker's 14: whether there are any tells one config from one without the member.
 _DEFAULT_CAPABILITIES = ("CAP_CHOWN", "CAP_KILL", "CAP_SETUID")
+_GPUS_FORM = 'all, 2, device=0, or "device=0,1"'
 _SOURCE = ("source", "src")
 _TARGET = ("target", "destination", "dst")
 _FLAGS = ("readonly", "ro", "consistency")
@@ -49,34 +52,69 @@ class Options:
     userns: str | None = None
 
 
+@dataclass(slots=True)
+class EngineContainer:
+    """A container as an engine is asked for it.
+
+    *env* are entries of the image and of the request, of which the last counts. *gpu_env* are
+    those that the engine adds for a GPU request of its own, None without one. *mounts* are OCI
+    mounts. *devices* are the CDI names that the engine resolves itself. *runtime* is the runtime
+    that is named, "" for the engine's default. *notes* are sentences about what is not in here.
+    """
+
+    env: list[str] = field(default_factory=list)
+    gpu_env: list[str] | None = None
+    privileged: bool = False
+    capabilities: list[str] = field(default_factory=list)
+    mounts: list[dict[str, Any]] = field(default_factory=list)
+    annotations: dict[str, str] = field(default_factory=dict)
+    devices: list[str] = field(default_factory=list)
+    has_user_namespace: bool = False
+    runtime: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
 def of_options(options: Options, environ: Mapping[str, str]) -> OciConfig:
     """Return the OCI config that docker makes of *options*, as far as it matters here.
 
     *environ* are the caller's variables. `add_devices` adds CDI devices. Raises RequestError.
     """
-    env = _environment(options.image_env, options.env, environ)
-    hooks: dict[str, Any] = {}
-    if options.gpus is not None:
-        env += _gpus(options.gpus)
-        hook = {"path": f"/usr/bin/{HOOK}", "args": [HOOK, "prestart"]}
-        hooks = {"hooks": {"prestart": [hook]}}
     mounts = [
         *(_mount(_plain(text)) for text in options.mount),
         *(_volume(_plain(text)) for text in options.volume),
     ]
+    return oci_config(
+        EngineContainer(
+            env=environment(options.image_env, options.env, environ),
+            gpu_env=None if options.gpus is None else _gpus(options.gpus),
+            privileged=options.privileged,
+            capabilities=list(options.cap_add),
+            mounts=mounts,
+            annotations=dict(_pairs(options.annotation)),
+            has_user_namespace=options.userns not in (None, "", "host"),
+        )
+    )
+
+
+def oci_config(container: EngineContainer) -> OciConfig:
+    """Return the OCI config that an engine makes of *container*, as far as it matters here."""
+    hooks: dict[str, Any] = {}
+    if container.gpu_env is not None:
+        hook = {"path": f"/usr/bin/{HOOK}", "args": [HOOK, "prestart"]}
+        hooks = {"hooks": {"prestart": [hook]}}
     namespaces = [{"type": kind} for kind in ("mount", "pid", "network", "ipc", "uts")]
-    if options.userns not in (None, "", "host"):
+    if container.has_user_namespace:
         namespaces.append({"type": "user"})
-    allow = options.privileged
+    allow = container.privileged
     return {
         "ociVersion": "1.2.0",
         "process": {
-            "env": env,
-            "capabilities": {"bounding": _capabilities(options.cap_add, everything=allow)},
+            "env": [*container.env, *(container.gpu_env or ())],
+            "capabilities": {"bounding": _capabilities(container.capabilities, everything=allow)},
         },
         "root": {"path": "rootfs"},
-        "mounts": [mount for mount in mounts if mount],
-        "annotations": dict(_pairs(options.annotation)),
+        "mounts": container.mounts,
+        "annotations": container.annotations,
         "linux": {
             "namespaces": namespaces,
             "resources": {"devices": [{"allow": allow, "access": "rwm"}]},
@@ -95,8 +133,8 @@ def add_devices(document: OciConfig, devices: Sequence[str], specs: Registry) ->
     for name in devices:
         if not names.is_qualified(name):
             raise RequestError(
-                f'--device "{shortened(name)}" is no name of CDI',
-                'write it as "nvidia.com/gpu=0"; devices of the host are up to the engine',
+                f'--device "{shortened(name)}" is not a CDI device name',
+                'use a name such as "nvidia.com/gpu=0"; the engine alone decides on device nodes',
             )
         file = specs.find(name)
         if file is None:
@@ -124,10 +162,10 @@ def _plain(text: str) -> str:
     return os.fsencode(text).decode("utf-8", "replace")
 
 
-def _environment(
+def environment(
     image: Iterable[str], options: Iterable[str], environ: Mapping[str, str]
 ) -> list[str]:
-    """Return the entries of *image*, changed by those of *options*.
+    """Return the entries of *image*, changed by those of *options*; raise RequestError.
 
     In *options*, a name alone takes the value from *environ*, or else removes the variable.
     """
@@ -187,12 +225,21 @@ def _mount(text: str) -> dict[str, Any]:
 
 
 def _volume(text: str) -> dict[str, Any]:
-    """Return the mount of docker's `--volume`; raise RequestError."""
+    return volume_mount(text, "--volume")
+
+
+def volume_mount(text: str, where: str) -> dict[str, Any]:
+    """Return the mount of *text* in docker's short form, of *where*; raise RequestError."""
     parts = text.split(":")
     # One part is the path of a volume without a name.
     source, target = ("", parts[0]) if len(parts) == 1 else parts[:2]
     if len(parts) > 3 or not target.startswith("/"):
-        raise _malformed("--volume", text, "/dev/null:/path")
+        raise _malformed(where, text, "/dev/null:/path")
+    return bind_mount(source, target)
+
+
+def bind_mount(source: str, target: str) -> dict[str, Any]:
+    """Return the OCI mount of a bind mount."""
     return _oci_mount("bind", source, target)
 
 
@@ -217,32 +264,78 @@ def _gpus(text: str) -> list[str]:
         elif name == "capabilities":
             words += value.split(",")
         elif not (name == "options" or (name == "driver" and value in ("", "nvidia"))):
-            raise _malformed("--gpus", text, 'all, 2, device=0, or "device=0,1"')
+            raise _malformed("--gpus", text, _GPUS_FORM)
+    return gpu_variables(count, devices, words, "--gpus")
+
+
+def gpu_variables(
+    count: str | None, devices: str | None, capabilities: Iterable[str], where: str
+) -> list[str]:
+    """Return the variables that docker sets for a GPU request of *where*; raise RequestError.
+
+    *count* is a number, "all" or "-1"; *devices* are ids with commas.
+    """
     if count is not None and devices is not None:
-        raise RequestError("--gpus has a count and devices", "give it one of the two")
-    unknown = [w for w in words if w not in (*DOCKER_CAPABILITIES, *_NO_DRIVER_CAPABILITIES)]
+        raise RequestError(f"{where} has both a count and devices", "remove one of the two")
+    capabilities = list(capabilities)
+    accepted = (*DOCKER_CAPABILITIES, *_NO_DRIVER_CAPABILITIES)
+    unknown = [word for word in capabilities if word not in accepted]
     if unknown:
         raise RequestError(
-            f'--gpus has the capability "{shortened(unknown[0])}", which docker does not take',
-            f"name some of {', '.join(DOCKER_CAPABILITIES)}",
+            f'{where} has the capability "{shortened(unknown[0])}", which docker does not accept',
+            f"use {', '.join(DOCKER_CAPABILITIES)}",
         )
-    variables = [] if devices is None else [f"NVIDIA_VISIBLE_DEVICES={devices}"]
+    variables = [] if devices is None else [f"{parse.VISIBLE_DEVICES}={devices}"]
     if devices is None:
-        variables = _counted(count or "1")
-    wanted = [word for word in words if word in DOCKER_CAPABILITIES]
-    if wanted:
-        variables.append(f"NVIDIA_DRIVER_CAPABILITIES={','.join(wanted)}")
+        variables = _counted(count or "1", where)
+    driver_capabilities = [word for word in capabilities if word in DOCKER_CAPABILITIES]
+    if driver_capabilities:
+        variables.append(f"{driver_options.DRIVER_CAPABILITIES}={','.join(driver_capabilities)}")
     return variables
 
 
-def _counted(count: str) -> list[str]:
+def add_gpu_request(
+    container: EngineContainer,
+    *,
+    driver: str,
+    count: str | None,
+    ids: Sequence[str],
+    capabilities: Sequence[str],
+    where: str,
+) -> None:
+    """Add a device request of docker's API to *container*; raise RequestError.
+
+    A request for another driver's devices is a note.
+    """
+    if driver == "cdi" or (ids and all(map(names.is_qualified, ids))):
+        container.devices += ids
+    elif driver in ("", "nvidia"):
+        variables = gpu_variables(count, ",".join(ids) or None, capabilities, where)
+        container.gpu_env = [*(container.gpu_env or ()), *variables]
+    else:
+        container.notes.append(f'{where} is for the driver "{shortened(driver)}"')
+
+
+def add_device(container: EngineContainer, text: str) -> None:
+    """Add a device as `--device` of an engine names it: a CDI name, or a path of the host."""
+    if names.is_qualified(text):
+        container.devices.append(text)
+        return
+    path = text.partition(":")[0]
+    if path.startswith(_NODES):
+        container.notes.append(
+            f'the engine itself adds the node "{shortened(path)}", without the driver\'s files'
+        )
+
+
+def _counted(count: str, where: str) -> list[str]:
     if count in ("all", "-1"):
-        return ["NVIDIA_VISIBLE_DEVICES=all"]
+        return [f"{parse.VISIBLE_DEVICES}=all"]
     if not (count.isascii() and count.isdigit() and len(count) < 5 and int(count) <= MAX_COUNT):
-        raise _malformed("--gpus", count, 'all, 2, device=0, or "device=0,1"')
+        raise _malformed(where, count, _GPUS_FORM)
     # Docker counts from the first.
     indices = ",".join(map(str, range(int(count))))
-    return [f"NVIDIA_VISIBLE_DEVICES={indices}"] if indices else []
+    return [f"{parse.VISIBLE_DEVICES}={indices}"] if indices else []
 
 
 def _fields(option: str, text: str, alone: str = "") -> list[tuple[str, str]]:
@@ -254,8 +347,8 @@ def _fields(option: str, text: str, alone: str = "") -> list[tuple[str, str]]:
     if not fields:
         raise _malformed(option, text, "KEY=VALUE,KEY=VALUE")
     pairs = []
-    for field in fields:
-        name, equals, value = field.strip().partition("=")
+    for part in fields:
+        name, equals, value = part.strip().partition("=")
         if alone and not equals:
             name, value = alone, name
         pairs.append((name.lower(), value))

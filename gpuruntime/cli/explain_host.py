@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cdi.complete import in_user_namespace
@@ -14,9 +14,11 @@ from cdi.registry import Registry
 from gpuruntime import slowpath
 from gpuruntime.cli import interpreter
 from gpuruntime.config import Config
+from gpuruntime.errors import GpuRuntimeError
 from gpuruntime.log import Log
-from gpuruntime.model import Inventory
+from gpuruntime.model import Inventory, LeftOutDevice
 from gpuruntime.oci import lowlevel
+from gpuruntime.plan import devices
 from gpuruntime.shim.host import ShimHost
 from gpuruntime.snapshots.inventory_snapshot import Found, InventorySnapshot, inventory_of
 
@@ -58,6 +60,18 @@ class ExplainHost(ShimHost):
         if self.specs is None:
             self.specs = super().read_registry()
         return self.specs
+
+    def left_out(self, ids: Iterable[str]) -> list[LeftOutDevice]:
+        """Return the devices that *ids* mean and that discovery left out; [] if it fails."""
+        try:
+            inventory = self.inventory or self.read_inventory(fresh=True).inventory
+        except GpuRuntimeError:
+            return []
+        return [
+            device
+            for device in inventory.left_out
+            if any(devices.is_name_of(name, device) for name in ids)
+        ]
 
     def make_nodes(self, minors: Sequence[int]) -> bool:
         """Return False; note where the shim would run nvidia-modprobe."""

@@ -13,14 +13,11 @@ from typing import Any, NoReturn
 
 import click
 
-from gpuruntime import config as settings
-from gpuruntime.cli import explain_docker
+from gpuruntime.cli import explain_config, explain_docker
 from gpuruntime.cli.explain_docker import Options
 from gpuruntime.cli.explain_host import ExplainHost
 from gpuruntime.cli.output import write_stdout
 from gpuruntime.config import Config
-from gpuruntime.configfile import file as config_file
-from gpuruntime.configfile.compilation import accepted
 from gpuruntime.discover.search_paths import native_abi
 from gpuruntime.discover.user_space import DriverRoot, find_driver
 from gpuruntime.errors import GpuRuntimeError, bug, escape
@@ -61,8 +58,10 @@ class ImageReport:
 
 
 OPTIONS = (
-    click.option("--rootfs", metavar="DIR", help="Say what the image in this directory needs."),
-    click.option("--image", metavar="REF", help="The same of an image that docker or podman has."),
+    click.option(
+        "--rootfs", metavar="DIR", help="Check what the image in DIR needs of the driver."
+    ),
+    click.option("--image", metavar="REF", help="Check an image that docker or podman has."),
 )
 
 
@@ -105,7 +104,8 @@ def examine(
     """Return the report on the directory *rootfs*, or on *image* of docker or podman."""
     result = ImageReport(rootfs if rootfs is not None else image or "")
     try:
-        config = _config(config_path, result.notes)
+        path = explain_config.path_of(config_path)
+        config = Config(explain_config.read(path, result.notes), path)
         with _deadline(DEADLINE_S + _GRACE_S):
             contents, environment = _contents(rootfs, image)
         machine = _machine(config, result.notes)
@@ -122,17 +122,6 @@ def examine(
     except Exception as error:  # noqa: BLE001 (the image may be anybody's)
         result.error = bug(error)
     return result
-
-
-def _config(path: str | None, notes: list[str]) -> Config:
-    if path is None:
-        in_force = settings.find(os.environ)
-        path = in_force[0] if in_force else None
-    if path is None:
-        return Config({}, None)
-    values, warnings = accepted(path, config_file.read(path)[0])
-    notes += warnings
-    return Config(values, path)
 
 
 def _contents(rootfs: str | None, image: str | None) -> tuple[Contents, Sequence[str]]:

@@ -29,7 +29,7 @@ _MEMBERS = {
     "hooks": ("hook", "args"),
     "additionalGids": ("group", ""),
 }
-GPU, LEFT_OUT, REMOVED = "gpu", "left out", "removed"
+GPU, LEFT_OUT, REMOVED, HAS = "gpu", "left out", "removed", "has"
 # What a hook does → the option of our hook and the incumbent's subcommand that do it.
 _HOOK_WORDS = {
     "makes links to the driver's files": ("--link", gpu_edits.LINKS),
@@ -43,9 +43,9 @@ _HOOK_WORDS = {
     "mounts the driver's files, in the mode legacy": ("prestart",),
 }
 _HOOK_STEPS = {word: step for step, words in _HOOK_WORDS.items() for word in words}
-_IN_PLACE = "tells who looks later that the devices have been added"
+_IN_PLACE = "marks that the devices have been added"
 # (member of edits, what identifies the item) → why it is there.
-_Whys = dict[tuple[str, str], str]
+Whys = dict[tuple[str, str], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,11 @@ def of_request(request: Request, container: Container) -> str:
     return ", ".join(f"{name}={shown([container.value(name)])}" for name in names)
 
 
-def of_no_request(request: Request, container: Container) -> str:
-    """Return why the container requests nothing, or nothing that counts."""
+def of_no_request(request: Request, container: Container, *, has_devices: bool) -> str:
+    """Return why the container requests nothing, or nothing that counts.
+
+    With *has_devices*, its config.json has devices already.
+    """
     names = [name for name in container.config.swarm if name in container.environment]
     name = names[0] if names else parse.VISIBLE_DEVICES
     words = container.words(name)
@@ -93,7 +96,9 @@ def of_no_request(request: Request, container: Container) -> str:
     if name not in container.environment:
         return f"{name} is not set, and nothing else asks for any"
     if "void" in words:
-        return f'{name} is "void": the devices have been added already, or are not wanted'
+        if has_devices:
+            return f'{name} is "void": the devices have been added already'
+        return f'{name} is "void", which requests no device'
     if not words:
         return f"{name} is empty, which asks for nothing"
     return f"{name}={shown([container.value(name)])} does not count"
@@ -137,20 +142,20 @@ def of_edits(edits: Edits, whys: Mapping[tuple[str, str], str], other: str) -> l
             # Without the word for its kind.
             one: Edits = {member: [item]}  # type: ignore[misc]  # one of the members of edits
             what = describe(one)[0][len(kind) + 1 :]
-            reasons.append(Reason(kind, what, whys.get(_key(member, item), other)))
+            reasons.append(Reason(kind, what, whys.get(key(member, item), other)))
     if edits.get("intelRdt"):
         reasons.append(Reason("intelRdt", "class of resources", other))
     return reasons
 
 
-def of_consequences(edits: Edits) -> _Whys:
+def of_consequences(edits: Edits) -> Whys:
     """Return what each hook of ours or of the incumbent's does, and what groups are for."""
-    whys: _Whys = {}
+    whys: Whys = {}
     for hook in edits.get("hooks") or ():
         words = dict.fromkeys(hook.get("args") or ())
         steps = dict.fromkeys(_HOOK_STEPS[word] for word in words if word in _HOOK_STEPS)
         if steps:
-            whys[_key("hooks", hook)] = ", ".join(steps)
+            whys[key("hooks", hook)] = ", ".join(steps)
     paths: dict[int, list[str]] = {}
     for node in edits.get("deviceNodes") or ():
         paths.setdefault(node.get("gid", 0), []).append(node["path"])
@@ -159,17 +164,25 @@ def of_consequences(edits: Edits) -> _Whys:
     return whys
 
 
-def of_specs(request: Request, specs: Registry, default_kind: str) -> _Whys:
-    """Return why each thing of CDI specs is there."""
-    whys: _Whys = {}
-    files = [file for name in request.devices if (file := specs.find(name)) is not None]
+def of_specs(request: Request, specs: Registry, default_kind: str) -> Whys:
+    """Return why each thing that CDI specs add for *request* is there."""
     if request.driver_only:
-        defaults = (specs.find(name) for name in specs.names(default_kind))
-        files = [file for file in defaults if file is not None]
-    for file in files:
-        common = file.spec.get("containerEdits") if file.spec else None
-        _enter(whys, common or {}, f'for each device of the CDI spec "{file.path}"')
-    for name in request.devices:
+        return of_devices((), specs, specs.names(default_kind))
+    return of_devices(request.devices, specs, request.devices)
+
+
+def of_devices(devices: Iterable[str], specs: Registry, of_common: Iterable[str]) -> Whys:
+    """Return why each thing that *specs* add for *devices* is there.
+
+    And each thing that the specs of the devices *of_common* add for all of theirs.
+    """
+    whys: Whys = {}
+    for name in of_common:
+        file = specs.find(name)
+        common = file.spec.get("containerEdits") if file is not None and file.spec else None
+        if file is not None:
+            _enter(whys, common or {}, f'for each device of the CDI spec "{file.path}"')
+    for name in devices:
         file = specs.find(name)
         if file is not None:
             device = file.devices[name.partition("=")[2]]
@@ -177,9 +190,9 @@ def of_specs(request: Request, specs: Registry, default_kind: str) -> _Whys:
     return whys
 
 
-def of_inventory(request: Request, inventory: Inventory) -> _Whys:
+def of_inventory(request: Request, inventory: Inventory) -> Whys:
     """Return why each thing from *inventory* is there."""
-    whys: _Whys = {("env", "NVIDIA_VISIBLE_DEVICES=void"): _IN_PLACE}
+    whys: Whys = {("env", "NVIDIA_VISIBLE_DEVICES=void"): _IN_PLACE}
     for device in from_inventory.requested_devices(request, inventory):
         name = title(device)
         whys["deviceNodes", device.gpu.node.container_path] = f"node of {name}"
@@ -214,11 +227,11 @@ def gpus_of(request: Request, inventory: Inventory) -> list[Reason]:
             by_name.setdefault(device.name(devices.INDEX), word)
     requested = []
     others = []
-    for device in _all(inventory):
+    for device in all_devices(inventory):
         name = device.name(devices.INDEX)
         if name in names:
             why = f'asked for as "{by_name.get(name, name)}"'
-            requested.append(Reason(GPU, _described(device), why))
+            requested.append(Reason(GPU, described(device), why))
         else:
             others.append(Reason(LEFT_OUT, title(device), _why_not(device, request)))
     others += [Reason(LEFT_OUT, device.title, device.reason) for device in inventory.left_out]
@@ -254,7 +267,8 @@ def title(device: GpuDevice) -> str:
     return f"{kind} {device.name(devices.INDEX)}"
 
 
-def _described(device: GpuDevice) -> str:
+def described(device: GpuDevice) -> str:
+    """Return the names of *device*: index, UUID, bus id and product."""
     gpu = device.gpu.gpu
     return " ".join(
         word for word in (device.name(devices.INDEX), device.uuid, gpu.bus_id, gpu.name) if word
@@ -272,7 +286,8 @@ def _why_not(device: GpuDevice, request: Request) -> str:
     return "not asked for"
 
 
-def _all(inventory: Inventory) -> Iterator[GpuDevice]:
+def all_devices(inventory: Inventory) -> Iterator[GpuDevice]:
+    """Yield each GPU of *inventory*, followed by its MIG devices."""
     for gpu in inventory.gpus:
         yield GpuDevice(gpu)
         for mig in gpu.mig:
@@ -301,12 +316,13 @@ def _only(*items: Library | File) -> model.Driver:
     )
 
 
-def _enter(whys: _Whys, edits: Edits, why: str) -> None:
+def _enter(whys: Whys, edits: Edits, why: str) -> None:
     for member in _MEMBERS:
         for item in edits.get(member) or ():  # type: ignore[attr-defined]  # lists, all of them
-            whys.setdefault(_key(member, item), why)
+            whys.setdefault(key(member, item), why)
 
 
-def _key(member: str, item: Any) -> tuple[str, str]:  # noqa: ANN401 (an item of any member)
+def key(member: str, item: Any) -> tuple[str, str]:  # noqa: ANN401 (an item of any member)
+    """Return the key of *item* of the member *member* of edits in Whys."""
     name = _MEMBERS[member][1]
     return member, str(item[name] if name and name in item else item)

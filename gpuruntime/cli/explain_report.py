@@ -5,23 +5,21 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from cdi.wire import Edits, OciConfig
 from gpuruntime import config as settings
-from gpuruntime.cli import explain_reasons
+from gpuruntime.cli import explain_config, explain_present, explain_reasons
 from gpuruntime.cli.explain_host import ExplainHost, find_runtime
-from gpuruntime.cli.explain_reasons import REMOVED, Reason
+from gpuruntime.cli.explain_reasons import HAS, REMOVED, Reason, Whys
 from gpuruntime.config import Config
-from gpuruntime.configfile import file as config_file
-from gpuruntime.configfile.compilation import accepted
 from gpuruntime.errors import (
     GpuRuntimeError,
     RequestError,
     RuntimeExecError,
+    UnresolvedDeviceError,
     bug,
 )
 from gpuruntime.model import Inventory
@@ -56,6 +54,7 @@ class Report:
     taken away. *runtime* is the low-level runtime. *error* is why the container does not start.
     """
 
+    container: str = ""
     mode: str = ""
     why_mode: str = ""
     config: str | None = None
@@ -76,13 +75,25 @@ class Report:
     error: GpuRuntimeError | None = None
 
 
-def examine(
-    source: Callable[[ExplainHost], tuple[Bundle, list[str]]], config_path: str | None, mode: str
-) -> Report:
-    """Return the report on the config.json of *source*.
+@dataclass(frozen=True, slots=True)
+class Input:
+    """The config.json to explain.
 
-    *source* is called with the host and returns it and what to note. *config_path* is a
-    config.toml in place of the one in force, *mode* one in place of what that says, "" for none.
+    *container* says which container of a file it is, "" if the file has no others. *notes* are
+    sentences about it. *whys* are the reasons for what the engine has added to it.
+    """
+
+    bundle: Bundle
+    container: str = ""
+    notes: Sequence[str] = ()
+    whys: Whys = field(default_factory=dict)
+
+
+def examine(source: Callable[[ExplainHost], Input], config_path: str | None, mode: str) -> Report:
+    """Return the report on the config.json of *source*, which is called with the host.
+
+    *config_path* is a config.toml in place of the one in force, *mode* a mode in place of the one
+    that it sets, "" for none.
     """
     report = Report()
     try:
@@ -93,9 +104,10 @@ def examine(
         except RuntimeExecError as error:
             # The engine's PATH may be another.
             report.warnings.append(f"{error.message} (with the PATH of this command)")
-        bundle, notes = source(host)
-        report.notes += notes
-        _decide(report, bundle, config, host)
+        given = source(host)
+        report.container = given.container
+        report.notes += given.notes
+        _decide(report, given, config, host)
     except GpuRuntimeError as error:
         report.error = error
     except Exception as error:  # noqa: BLE001 (as the runtime: the input may be anybody's)
@@ -105,14 +117,9 @@ def examine(
 
 def _config(report: Report, path: str | None, mode: str) -> Config:
     """Return the config of the file *path*, else of the one in force; raise ConfigError."""
-    if path is None:
-        file = settings.find(os.environ)
-        path = file[0] if file else None
+    path = explain_config.path_of(path)
     report.config = path
-    values: dict[str, Any] = {}
-    if path is not None:
-        values, warnings = accepted(path, config_file.read(path)[0])
-        report.warnings += warnings
+    values = explain_config.read(path, report.warnings)
     report.why_mode = f'set by "{_MODE}"' if values.get(_MODE) else ""
     if mode:
         report.why_mode = 'set by "--mode"'
@@ -121,12 +128,16 @@ def _config(report: Report, path: str | None, mode: str) -> Config:
     return Config(values, path)
 
 
-def _decide(report: Report, bundle: Bundle, config: Config, host: ExplainHost) -> None:
-    """Fill *report* in as far as it goes; raise the error that the runtime would."""
+def _decide(report: Report, given: Input, config: Config, host: ExplainHost) -> None:
+    """Fill *report* in as far as possible; raise the error that the runtime would."""
+    bundle = given.bundle
     document, doubt = bundle.parse()
+    if doubt is None:
+        report.reasons += explain_present.of_config(document, given.whys)
     if not parse.may_ask(bundle.data, config):
         _say_mode(report, Request(), config)
-        report.reasons.append(Reason("", NO_DEVICE, "nothing in config.json asks for any"))
+        report.reasons.append(Reason("", NO_DEVICE, "nothing in config.json requests a device"))
+        _say_present(report, document, host)
         return
     if doubt is not None:
         raise bundle.ambiguous(doubt)
@@ -135,6 +146,11 @@ def _decide(report: Report, bundle: Bundle, config: Config, host: ExplainHost) -
     observer = _RequestObserver(report)
     try:
         decided = injection.decide(document, config, host, observer)
+    except UnresolvedDeviceError:
+        # A spec does not say why a GPU is not in it.
+        if observer.request is not None and not observer.request.is_automatic:
+            report.notes += map(str, host.left_out(observer.request.ids))
+        raise
     finally:
         if observer.request is not None:
             _say_host(report, observer.request, host)
@@ -142,6 +158,20 @@ def _decide(report: Report, bundle: Bundle, config: Config, host: ExplainHost) -
     if decided.apply(result) and not _is_storable(result):
         raise bundle.ambiguous("a lone surrogate")
     _say_decision(report, decided, document, config, host)
+    _say_present(report, document, host)
+
+
+def _say_present(report: Report, document: OciConfig, host: ExplainHost) -> None:
+    """Add the GPUs that *document* has already, if it has the driver's device nodes."""
+    if not any(reason.kind == f"{HAS} device" for reason in report.reasons):
+        return
+    try:
+        inventory = host.inventory or host.read_inventory(fresh=False).inventory
+    except GpuRuntimeError as error:
+        report.notes.append(f"which GPUs the device nodes are for is not known: {error.message}")
+        return
+    gpus = explain_present.gpus_of(document, inventory)
+    report.reasons = [*gpus, *report.reasons]
 
 
 def _is_storable(document: OciConfig) -> bool:
@@ -180,7 +210,8 @@ class _RequestObserver:
             report.why_capabilities = explain_reasons.of_capabilities(request, container)
             report.why_requirements = explain_reasons.of_unchecked_requirements(request, container)
         else:
-            why = explain_reasons.of_no_request(request, container)
+            has_devices = any(reason.kind.startswith(HAS) for reason in report.reasons)
+            why = explain_reasons.of_no_request(request, container, has_devices=has_devices)
             report.reasons.append(Reason("", NO_DEVICE, why))
         self.request = request
 

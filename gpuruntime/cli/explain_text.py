@@ -6,14 +6,14 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from gpuruntime.cli.explain_reasons import LEFT_OUT, Reason
+from gpuruntime.cli.explain_reasons import HAS, LEFT_OUT, Reason
 from gpuruntime.cli.explain_report import Report, Requirement
 from gpuruntime.errors import GpuRuntimeError, escape
 
 _WIDTH = 13
 _MET = {True: "met", False: "not met", None: "not decided"}
 # Of what there are many, one line has those that are there, or not, for the same reason.
-_GROUPED = ("mount", LEFT_OUT)
+_GROUPED = ("mount", f"{HAS} mount", LEFT_OUT)
 
 
 def as_lines(report: Report, *, verbose: bool) -> str:
@@ -34,6 +34,7 @@ def as_lines(report: Report, *, verbose: bool) -> str:
 def as_object(report: Report) -> dict[str, Any]:
     """Return what `--json` prints."""
     return {
+        "container": report.container or None,
         "mode": report.mode,
         "config": report.config,
         "source": report.source,
@@ -64,6 +65,7 @@ def _error(error: GpuRuntimeError) -> dict[str, Any]:
 def _of_request(report: Report) -> list[tuple[str, str]]:
     names = ", ".join(report.devices)
     facts = [
+        ("container", report.container),
         ("mode", _with(report.mode, report.why_mode)),
         ("config", report.config or "no file: the defaults are in force"),
         (

@@ -36,7 +36,7 @@ ENGINE_HOOKS = (
     "gpu-container-runtime-hook",
 )
 # Hooks of specs. Where one is, somebody has injected, and asked for by which name does not matter.
-_SPEC_HOOKS = ("gpu-cdi-hook", "nvidia-cdi-hook")
+SPEC_HOOKS = ("gpu-cdi-hook", "nvidia-cdi-hook")
 MAX_REQUESTS = 10_000
 ANNOTATIONS, MOUNTS, ENVIRONMENT, IMAGE = "annotations", "mounts", "environment", "image"
 _ESCAPE = b"\\u00"
@@ -95,7 +95,7 @@ def triggers(config: Config) -> tuple[bytes, ...] | None:
     words = [
         *("NVIDIA_", "CUDA_VERSION", "nvidia.com/", posixpath.basename(MOUNT_ROOT)),
         *ENGINE_HOOKS,
-        *_SPEC_HOOKS,
+        *SPEC_HOOKS,
         *config.swarm,
         *config.annotation_prefixes,
     ]

@@ -197,6 +197,8 @@ PRINTED_ELSEWHERE = {
     ("README.md", "make demo"): "tests/system/test_demo.py",
     ("docs/switch.md", ""): "tests/switch/test_switch.py",
 }
+# A file that the page shows, by the name in its first line: it is where the page's commands run.
+FILES = re.compile(r"^```yaml\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # A command with a word for the reader to replace; it shows no output.
 PLACEHOLDER = re.compile(r"\b(IMAGE|COMMAND|REF|DIR|NAME)\b")
 
@@ -254,6 +256,9 @@ def play(setting: Setting) -> list[list[str | None]]:
     if "INSTALLED" not in os.environ:
         os.environ["PATH"] = f"{PROGRAMS}:{os.environ['PATH']}"
     _shell(setting.prepare, check=True)
+    for transcript in of_setting(setting):
+        for name, text in FILES.findall((TREE / transcript.page).read_text()):
+            (work / name).write_text(text)
     return [
         [None if _is_elsewhere(one, command) else _shell(command) for command, _ in one.steps]
         for one in of_setting(setting)

@@ -377,7 +377,51 @@ def test_devices_that_the_engine_adds() -> None:
     told = json.loads(on_host("sh", "-uc", script))
     assert (told["edits"], told["devices"], told["error"]) == ({}, [], None)
     assert 'the engine itself adds "nvidia.com/gpu=1"' in " ".join(told["notes"])
-    assert '"void"' in told["reasons"][-1]["why"]
+    reasons = {(one["kind"], one["what"].split()[0]): one["why"] for one in told["reasons"]}
+    assert ("has gpu", "1") in reasons
+    assert ("has gpu", "0") not in reasons
+    assert 'for "nvidia.com/gpu=1", by the CDI spec' in reasons["has device", "/dev/nvidia1"]
+    assert "the devices have been added already" in told["reasons"][-1]["why"]
+
+
+def test_a_gpu_that_was_left_out_when_the_spec_was_written() -> None:
+    """The spec does not say why; the driver does."""
+    script = f"""
+    '{PROGRAMS[0]}' cdi generate --output /etc/cdi/nvidia.yaml 2>/dev/null
+    '{PROGRAMS[0]}' explain --device nvidia.com/gpu=1
+    '{PROGRAMS[0]}' explain -e {VISIBLE}=nvidia.com/gpu=1
+    true
+    """
+    text = on_host(
+        "sh", "-uc", f"{{ {script}\n}} 2>&1", options=("--gpus", "2", "--fault", "lost 1")
+    )
+    engine, runtime = text.split("error: ")[1:]
+    assert "; GPU 1 is left out: GPU is lost\nhint: look for NVRM" in engine
+    assert "note          GPU 1 is left out: GPU is lost\n" in engine
+    assert runtime.startswith("device: no CDI spec in ")
+
+
+@pytest.mark.parametrize("mode", ["jit-cdi", "cdi"])
+def test_a_config_json_that_has_been_edited(mode: str) -> None:
+    """What the container has already: the bundle of one that runs, or that an engine edited."""
+    data = json.dumps(oci(f"{VISIBLE}=1"))
+    toml = config(mode=mode, specs="/etc/cdi")
+    script = f"""
+    mkdir -p /run/explained/bundle; cat > /run/explained/bundle/config.json
+    printf '%s' '{toml}' > /run/explained/config.toml
+    export GPURUNTIME_CONFIG=/run/explained/config.toml
+    printf '#!/bin/sh\n' > /run/explained/lowlevel; chmod 755 /run/explained/lowlevel
+    '{PROGRAMS[0]}' cdi generate --output /etc/cdi/nvidia.yaml 2>/dev/null
+    '{PROGRAMS[1]}' create --bundle /run/explained/bundle id
+    '{PROGRAMS[0]}' explain --bundle /run/explained/bundle
+    """
+    text = on_host("sh", "-euc", script, given=data, options=("--gpus", "2"))
+    assert re.search("^has gpu +1 GPU-5f1e0001-", text, re.MULTILINE)
+    assert not re.search("^has gpu +0 ", text, re.MULTILINE)
+    assert re.search("^has device +/dev/nvidia1 c 195:1$", text, re.MULTILINE)
+    assert re.search("^has mount .*libcuda.so.550.163.01", text, re.MULTILINE)
+    assert re.search("^has hook .*gpu-cdi-hook: makes links", text, re.MULTILINE)
+    assert re.search("^nothing .*the devices have been added already$", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

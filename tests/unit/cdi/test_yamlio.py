@@ -167,3 +167,37 @@ def test_lines_are_those_of_members_and_items() -> None:
         ("b", 1): 5,
         ("b", 2): 6,
     }
+
+
+def test_documents_of_manifests() -> None:
+    """All of them, with their own anchors; a key may override a merged one, tags may be any."""
+    text = """
+a: &a {k: 1, other: {x: z}}
+b: {<<: *a, k: 2}
+c: {k: 3, <<: *a}
+d: !override [!reset null, !x "1"]
+---
+&a no
+---
+"""
+    first, second, third = yamlio.decode_documents(text)
+    merged = {"other": {"x": "z"}}
+    assert first == {
+        "a": {"k": 1, **merged},
+        "b": {"k": 2, **merged},
+        "c": {"k": 3, **merged},
+        "d": [None, "1"],
+    }
+    assert (second, third) == (False, None)
+    assert yamlio.decode_documents("") == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["b: {<<: [{k: 1}], k: 2, k: 3}", "a: &a 1\n---\nb: *a", "a: b: c", "- 1\n...\nx"],
+    ids=["a key twice", "an anchor of another document", "syntax", "text behind the end"],
+)
+def test_documents_of_manifests_that_are_refused(text: str) -> None:
+    """As Go's reader refuses them."""
+    with pytest.raises(CdiError):
+        yamlio.decode_documents(text)

@@ -18,6 +18,7 @@ from gpuruntime.cli import explain_docker, explain_report, explain_text
 from gpuruntime.cli.explain import Text
 from gpuruntime.cli.explain_docker import Options
 from gpuruntime.cli.explain_reasons import Reason
+from gpuruntime.cli.explain_report import Input
 from gpuruntime.errors import GpuRuntimeError, RequestError
 
 # Each test starts the command line, most of them several times.
@@ -34,7 +35,17 @@ SPEC = {
 }
 MOUNT = "/var/run/nvidia-container-devices"
 MEMBERS = {
-    *("mode", "config", "source", "devices", "capabilities", "requirements", "edits", "removed"),
+    *(
+        "container",
+        "mode",
+        "config",
+        "source",
+        "devices",
+        "capabilities",
+        "requirements",
+        "edits",
+        "removed",
+    ),
     *("reasons", "ignored", "warnings", "notes", "runtime", "error"),
 }
 
@@ -176,10 +187,10 @@ def test_the_mode_can_be_another(place: Path) -> None:
 def test_nothing_asked_for_is_no_error(place: Path) -> None:
     """And the reason is told: a variable that is not set, empty, void, or refused."""
     for arguments, why in (
-        (("--image-env", "A=b"), "nothing in config.json asks"),
+        (("--image-env", "A=b"), "nothing in config.json requests a device"),
         (("--image-env", "NVIDIA_A=b"), f"{VISIBLE} is not set"),
         (("-e", f"{VISIBLE}="), f"{VISIBLE} is empty"),
-        (("-e", f"{VISIBLE}=void"), "have been added already"),
+        (("-e", f"{VISIBLE}=void"), 'is "void", which requests no device'),
     ):
         found = told(place, *arguments)
         assert (found["devices"], found["edits"], found["error"]) == ([], {}, None)
@@ -235,12 +246,12 @@ def test_a_config_file_that_cannot_be_used(place: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"", "is no JSON object"),
-        (b"[]", "is no JSON object: not an object"),
+        (b"", "it is empty"),
+        (b"[]", "not the output of an inspect command"),
         (b'{"a": NaN}', "is no JSON object"),
         (b"{" * 100_000, "is no JSON object"),
         (b'{"NVIDIA_": ' + b"[" * 100_000, "nested too deeply"),
-        (b" " * (64 << 20), "larger than 16777216 bytes"),
+        (b"{" + b" " * (64 << 20), "larger than 16777216 bytes"),
         (b'{"NVIDIA_": 1, "process": 7}', "process is not an object"),
         (b'{"process": {"env": "NVIDIA_"}}', "not a list of strings"),
         (b'{"process": {"env": ["NVIDIA_A=\xff"]}}', "no UTF-8"),
@@ -265,7 +276,10 @@ def test_files_that_are_no_config(place: Path) -> None:
     for name in ("no-such", ".", "cdi/", "fifo", "link", "no/such", "config.toml", "x" * 5000):
         for arguments in ((name,), ("--config-json", name), ("--bundle", name)):
             if arguments != ("--bundle", "."):
-                assert told(place, *arguments)["error"]["phase"] == "bundle"
+                error = told(place, *arguments)["error"]
+                # A file that is there may be of another kind.
+                is_read = arguments == ("config.toml",)
+                assert error["phase"] == ("request" if is_read else "bundle")
     error = told(place, "--bundle", ".")["error"]
     assert "config.json" in error["message"]
 
@@ -291,7 +305,10 @@ def test_standard_input_that_is_no_file(place: Path) -> None:
         cwd=place,
     )
     assert closed.returncode == 1
-    assert '"standard input" is no JSON' in json.loads(closed.stdout)["error"]["message"]
+    assert (
+        'cannot explain "standard input": it is empty'
+        in json.loads(closed.stdout)["error"]["message"]
+    )
 
 
 def test_a_terminal_is_not_waited_for(place: Path) -> None:
@@ -483,6 +500,6 @@ def test_odd_values_are_no_bug(where: str, place: Path, monkeypatch: pytest.Monk
             item = item[int(part) if part.isdigit() else part]
         item["cdi.k8s.io/x" if parts[-1] == "cdi" else parts[-1]] = value
         data = json.dumps(document).encode()
-        report = explain_report.examine(lambda _, d=data: (Text("x", d), []), None, "")
+        report = explain_report.examine(lambda _, d=data: Input(Text("x", d)), None, "")
         if report.error is not None:
             assert type(report.error) is not GpuRuntimeError, (value, report.error.message)
