@@ -183,7 +183,7 @@ def _nodes(inventory: Inventory, chosen: dict[str, Any]) -> list[str]:
     nodes: list[Node] = []
     if chosen["devices"]:
         nodes += inventory.control_nodes
-        for device in devices.devices(chosen["devices"], inventory.gpus):
+        for device in devices.devices(chosen["devices"], inventory.gpus, inventory.left_out):
             nodes += [device.gpu.node, *(() if device.mig is None else device.mig[1:])]
     channels = {
         node.container_path.rpartition("/channel")[2]: node

@@ -14,6 +14,7 @@ from gpuruntime.cli import explain_docker
 from gpuruntime.cli import explain_values as values
 from gpuruntime.cli.explain_candidate import Candidate, Described
 from gpuruntime.cli.explain_docker import EngineContainer
+from gpuruntime.request.container import shortened
 
 _ID_CHARS = 12
 
@@ -86,6 +87,11 @@ def _container(one: dict[str, Any]) -> EngineContainer:
         runtime=values.text(one.get("OCIRuntime"), "OCIRuntime")
         or values.text(host.get("Runtime"), "HostConfig.Runtime"),
     )
+    config_path = values.text(one.get("OCIConfigPath"), "OCIConfigPath")
+    if config_path:
+        container.notes.append(
+            f'its config.json is "{shortened(config_path)}": "--config-json" explains what it has'
+        )
     requests = values.items(host.get("DeviceRequests"), "HostConfig.DeviceRequests")
     for i, request in enumerate(requests):
         _add_request(container, request, f"HostConfig.DeviceRequests[{i}]")

@@ -127,6 +127,7 @@ def test_podman_inspect() -> None:
     one = {
         **inspected(Runtime="oci"),
         "OCIRuntime": "/usr/bin/crun",
+        "OCIConfigPath": "/run/containers/x/userdata/config.json",
         "BoundingCaps": ["CAP_CHOWN", "CAP_SYS_ADMIN"],
     }
     command = ["podman", "run", "--device", CDI, "--device=nvidia.com/gpu=1", "--device", "/dev/x"]
@@ -135,6 +136,7 @@ def test_podman_inspect() -> None:
     assert found.devices == [CDI, "nvidia.com/gpu=1"]
     assert is_privileged(found)
     assert found.config["annotations"] == {"a": "b"}
+    assert 'its config.json is "/run/containers/x/userdata/config.json"' in found.notes[0]
 
 
 def test_an_image_is_its_variables() -> None:
