@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from gpuruntime.discover import left_out_gpus
 from gpuruntime.errors import DriverError
 
 NVIDIA, UVM, CAPS, FRONTEND = "nvidia", "nvidia-uvm", "nvidia-caps", "nvidia-frontend"
@@ -58,7 +59,8 @@ def majors(text: str) -> dict[str, int]:
 def major_of(by_module: Mapping[str, int], module: str) -> int:
     """Return the major of *module*; raise DriverError if it is not loaded."""
     if not by_module:
-        raise DriverError("no NVIDIA devices found in /proc/devices", _HINT)
+        reason, hint = left_out_gpus.module_obstacle()
+        raise DriverError(f"no NVIDIA devices found in /proc/devices{reason}", hint or _HINT)
     if module not in by_module:
         raise DriverError(f"missing required device major {module} in /proc/devices", _HINT)
     return by_module[module]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable
 
+from gpuruntime.discover import left_out_gpus
 from gpuruntime.errors import DriverError, escape
 
 MODULES = ("nvidia", "nvidia-uvm", "nvidia-modeset")
@@ -38,7 +39,8 @@ def load(root: str, *, dry_run: bool, say: Callable[[str], object]) -> None:
 
 
 def _failed(module: str, why: str) -> DriverError:
+    reason, hint = left_out_gpus.module_obstacle()
     return DriverError(
-        f'cannot load the module "{module}": {escape(why)}',
-        'install the driver for this kernel, and read the output of "dmesg"',
+        f'cannot load the module "{module}": {escape(why)}{reason}',
+        hint or 'install the driver for this kernel, and read the output of "dmesg"',
     )

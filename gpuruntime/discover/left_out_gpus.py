@@ -27,6 +27,7 @@ _BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")
 _UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-f-]{36})\s*$", re.MULTILINE)
 _EXCLUDED = re.compile(r"^GPU Excluded:\s*Yes\s*$", re.MULTILINE)
 _MAX_BYTES = 1 << 16
+_MAX_SENTENCES = 4
 
 
 def completed(
@@ -114,14 +115,23 @@ def kernel_drivers(sys: str = "/sys") -> dict[str, str]:
     return drivers
 
 
-def other_drivers(sys: str = "/sys") -> list[LeftOutDevice]:
-    """Return the GPUs that another kernel driver than NVIDIA's has."""
-    return [
-        LeftOutDevice(bus_id=bus_id, reason=reason, hint=hint)
-        for bus_id, driver in kernel_drivers(sys).items()
-        if driver not in ("", _DRIVER)
-        for reason, hint in [_of_other_driver(driver)]
+def module_obstacle(sys: str = "/sys") -> tuple[str, str]:
+    """Return why the module nvidia cannot load here, and a hint; "" for both if nothing is known.
+
+    It does not load without a GPU that it can have. The reason is the end of a message.
+    """
+    drivers = kernel_drivers(sys)
+    if not drivers:
+        return "", 'check that "lspci -d 10de:" lists a GPU on the host'
+    if not all(drivers.values()) or _DRIVER in drivers.values():
+        return "", ""
+    sentences = [
+        f"GPU {bus_id}: {_of_other_driver(driver)[0]}" for bus_id, driver in drivers.items()
     ]
+    more = len(sentences) - _MAX_SENTENCES
+    tail = f"; {more} more" if more > 0 else ""
+    reason = "".join(f"; {sentence}" for sentence in sentences[:_MAX_SENTENCES]) + tail
+    return reason, _of_other_driver(next(iter(drivers.values())))[1]
 
 
 def _of_other_driver(driver: str) -> tuple[str, str]:

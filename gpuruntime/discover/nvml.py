@@ -34,7 +34,6 @@ _WATCHED_PART = 0.25
 _LOOK_S = 0.05
 _ANSWER_BYTES = 8 << 20
 _HINT = 'check that "nvidia-smi -L" works on the host'
-_MAX_REASONS = 4
 # For a GPU that answers with an error of its own.
 _FAULT_HINT = (
     'look for NVRM and Xid lines in "dmesg"; reset the GPU with "nvidia-smi -r", or reboot'
@@ -209,23 +208,9 @@ def _failure(library: str, text: str, code: int | None, proc: str, sys: str) -> 
             "reboot, or unload the kernel modules of the driver and load the installed ones",
         )
     if code == _DRIVER_NOT_LOADED and module_version(proc) is None:
-        return _not_loaded(message, sys)
+        reason, hint = left_out_gpus.module_obstacle(sys)
+        return DriverError(f"{message}{reason}", hint or 'run "modprobe nvidia" on the host')
     return DriverError(message, _HINT)
-
-
-def _not_loaded(message: str, sys: str) -> DriverError:
-    """Return the error for a kernel module that is not loaded, with what keeps it from loading.
-
-    The module does not load without a GPU that it can have.
-    """
-    drivers = left_out_gpus.kernel_drivers(sys)
-    others = left_out_gpus.other_drivers(sys)
-    if others and len(others) == len(drivers):
-        reasons = "".join(f"; {other.title}: {other.reason}" for other in others[:_MAX_REASONS])
-        return DriverError(f"{message}{reasons}", others[0].hint)
-    if not drivers:
-        return DriverError(message, 'check that "lspci -d 10de:" lists a GPU on the host')
-    return DriverError(message, 'run "modprobe nvidia" on the host')
 
 
 def module_version(proc: str = "/proc") -> str | None:

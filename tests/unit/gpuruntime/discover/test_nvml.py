@@ -606,9 +606,8 @@ def test_two_versions_of_the_driver_are_both_named(install: Install, tmp_path: P
         ),
         (
             ["vfio-pci"] * 5,
-            "".join(
-                f'; GPU 0000:1{i}:00.0: the kernel driver "vfio-pci" has it' for i in range(4)
-            ),
+            "".join(f'; GPU 0000:1{i}:00.0: the kernel driver "vfio-pci" has it' for i in range(4))
+            + "; 1 more",
             "bind the GPU to the kernel driver nvidia",
         ),
         ([], "", 'check that "lspci -d 10de:" lists a GPU on the host'),
