@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turn options like docker's into the OCI config that docker would make of them."""
+"""Turn options like docker's into the OCI config that docker makes of them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from gpuruntime.errors import RequestError, UnresolvedDeviceError
 from gpuruntime.request import driver_options, parse
 from gpuruntime.request.container import shortened
 
-# The hook that docker adds for `--gpus`, and the words that it takes for capabilities there.
+# The hook that docker adds for `--gpus`, and the capabilities that it accepts there.
 HOOK = "nvidia-container-runtime-hook"
 DOCKER_CAPABILITIES = ("compute", "compat32", "graphics", "utility", "video", "display")
 _NO_DRIVER_CAPABILITIES = ("gpu", "nvidia")
 MAX_COUNT = 1024
 _NODES = "/dev/nvidia"
 _CAP_SYS_ADMIN = "CAP_SYS_ADMIN"
-# Of docker's 14: whether there are any tells one config from one without the member.
+# Three of docker's 14: an empty list would mean something else.
 _DEFAULT_CAPABILITIES = ("CAP_CHOWN", "CAP_KILL", "CAP_SETUID")
 _GPUS_FORM = 'all, 2, device=0, or "device=0,1"'
 _SOURCE = ("source", "src")
@@ -75,7 +75,7 @@ class EngineContainer:
 
 
 def of_options(options: Options, environ: Mapping[str, str]) -> OciConfig:
-    """Return the OCI config that docker makes of *options*, as far as it matters here.
+    """Return the OCI config that docker makes of *options*, limited to what the runtime reads.
 
     *environ* are the caller's variables. `add_devices` adds CDI devices. Raises RequestError.
     """
@@ -97,7 +97,7 @@ def of_options(options: Options, environ: Mapping[str, str]) -> OciConfig:
 
 
 def oci_config(container: EngineContainer) -> OciConfig:
-    """Return the OCI config that an engine makes of *container*, as far as it matters here."""
+    """Return the OCI config that an engine makes of *container*: what the runtime reads of it."""
     hooks: dict[str, Any] = {}
     if container.gpu_env is not None:
         hook = {"path": f"/usr/bin/{HOOK}", "args": [HOOK, "prestart"]}
@@ -140,25 +140,22 @@ def add_devices(document: OciConfig, devices: Sequence[str], specs: Registry) ->
         if file is None:
             raise UnresolvedDeviceError(
                 f'the engine cannot add "{name}": {reasons.why_unresolved(specs, name)}',
-                'ask for names that "gpuruntime cdi list" shows',
+                'use a name that "gpuruntime cdi list" shows',
             )
-        notes.append(
-            f'the engine itself adds "{name}", from the CDI spec "{file.path}"; '
-            "what the runtime adds is beside that"
-        )
+        notes.append(f'the engine itself adds "{name}" from the CDI spec "{file.path}"')
     try:
         edits = complete(specs.resolve(devices), user_namespace=in_user_namespace(document))
     except CdiError as error:
         raise UnresolvedDeviceError(
             f"the engine cannot add a device: {error}",
-            "load the driver of the device, or write the spec again",
+            "load the driver of the device, or generate the spec again",
         ) from error
     apply(edits, document)
     return notes
 
 
 def _plain(text: str) -> str:
-    """Return *text* of the command line with what is no UTF-8 replaced, as Go writes it."""
+    """Return *text* of the command line with invalid UTF-8 replaced, as Go writes it."""
     return os.fsencode(text).decode("utf-8", "replace")
 
 
@@ -251,7 +248,7 @@ def _oci_mount(kind: str, source: str, target: str) -> dict[str, Any]:
 def _gpus(text: str) -> list[str]:
     """Return the variables that docker sets for `--gpus`; raise RequestError.
 
-    Its own driver for these devices does so, which is there where docker does not use CDI.
+    Docker's own device driver sets them, where docker does not use CDI.
     """
     count: str | None = None
     devices: str | None = None
@@ -339,7 +336,7 @@ def _counted(count: str, where: str) -> list[str]:
 
 
 def _fields(option: str, text: str, alone: str = "") -> list[tuple[str, str]]:
-    """Return the keys and values of a line of CSV; a value without a key is one of *alone*."""
+    """Return the keys and values of a line of CSV; *alone* is the key of a value without one."""
     try:
         (fields,) = csv.reader([text], strict=True)
     except (csv.Error, ValueError):
@@ -356,4 +353,4 @@ def _fields(option: str, text: str, alone: str = "") -> list[tuple[str, str]]:
 
 
 def _malformed(option: str, text: str, form: str) -> RequestError:
-    return RequestError(f'{option} "{shortened(text)}" cannot be read', f"write it as {form}")
+    return RequestError(f'{option} "{shortened(text)}" is malformed', f"write it as {form}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This machine as the runtime would see it, without changing it; for `gpuruntime explain`."""
+"""This machine as the runtime sees it, read only; for `gpuruntime explain`."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ RUNTIME = "gpu-container-runtime"
 
 
 class ExplainHost(ShimHost):
-    """The shim's host, but read-only; keeps what was read from it.
+    """The shim's host, read only; keeps what was read from it.
 
-    *inventory* is the inventory and *specs* are the CDI specs, None if they were not needed.
-    *notes* are sentences on what the shim would do and this does not.
+    *inventory* and *specs*, the CDI specs, are None until they are needed. *notes* are sentences
+    about what the shim would do and this class does not.
     """
 
     def __init__(self, config: Config) -> None:
@@ -40,7 +40,7 @@ class ExplainHost(ShimHost):
         self.notes: list[str] = []
 
     def read_inventory(self, *, fresh: bool) -> Found:
-        """Return the inventory of the snapshot, or a new one, which is not kept."""
+        """Return the inventory of the snapshot, or a new one, which is not saved."""
         deadline_s = self._config["discovery-timeout"]
         root = self._config.driver_root or "/"
         question = {"driver root": root, "deadline_s": deadline_s}
@@ -78,7 +78,7 @@ class ExplainHost(ShimHost):
         del minors
         if not in_user_namespace({}):
             self.notes.append(
-                "the runtime runs nvidia-modprobe before it gives up, which may make the node"
+                "the runtime would run nvidia-modprobe first, which may make the node"
             )
         return False
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpuruntime explain --rootfs`, `--image`: what an image needs of the driver, what fails."""
+"""`gpuruntime explain --rootfs`, `--image`: what an image needs of the driver, and what fails."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class ImageError(GpuRuntimeError):
 
 
 class _Late(BaseException):
-    """The deadline; no Exception, of which pyelftools makes errors of the file."""
+    """The deadline. Not an Exception: pyelftools turns those into errors of the file."""
 
 
 @dataclass(slots=True)
 class ImageReport:
-    """What there is to say of the image *name*; *error* is why there is no more."""
+    """The report on the image *name*; *error* is why it is incomplete."""
 
     name: str
     subject: Subject | None = None
@@ -152,24 +152,24 @@ def _deadline(seconds: float) -> Iterator[None]:
 
 
 def _machine(config: Config, notes: list[str]) -> Machine:
-    """Return the driver of this machine, as far as there is one; *notes* say what is missing."""
+    """Return the driver of this machine; *notes* say what is missing of it."""
     driver: Driver | None = None
     cuda_version = ""
     try:
         inventory = ExplainHost(config).read_inventory(fresh=False).inventory
         driver, cuda_version = inventory.driver, inventory.cuda_version
     except GpuRuntimeError as error:
-        notes.append(f"the driver does not answer: {error.message}")
+        notes.append(f"the driver cannot be queried: {error.message}")
         try:
             driver = find_driver(DriverRoot(config.driver_root or "/"))
         except GpuRuntimeError:
-            notes.append("there is no driver here: only what the image needs is checked")
+            notes.append("no driver is installed here: only the needs of the image are checked")
     libraries = driver_libraries.read(driver) if driver is not None else []
     return Machine(native_abi(), driver, libraries, cuda_version)
 
 
 def as_lines(result: ImageReport, *, verbose: bool) -> str:
-    """Return the report but for its error, a line a fact; with *verbose* each user is named."""
+    """Return the report without its error, one line a fact; *verbose* names each user."""
     facts: list[tuple[str, str]] = []
     if result.subject is not None:
         facts = _facts(result.name, result.subject, None if verbose else _MAX_USERS)
@@ -187,7 +187,7 @@ def _facts(name: str, subject: Subject, max_users: int | None) -> list[tuple[str
     cuda = f", CUDA {subject.machine.cuda_version}" if subject.machine.cuda_version else ""
     return [
         ("image", f"{name}: {kind}; {size}"),
-        ("driver", f"{driver.version}{cuda}" if driver else "none here"),
+        ("driver", f"{driver.version}{cuda}" if driver else "none on this machine"),
         ("capabilities", ", ".join(subject.wanted) or "none"),
         *(("needs", _need(need, max_users)) for need in subject.needs),
     ]
@@ -206,7 +206,7 @@ def _sentence(finding: Finding) -> str:
 
 
 def as_object(result: ImageReport) -> dict[str, Any]:
-    """Return what `--json` prints."""
+    """Return the object that `--json` prints."""
     fails = any(finding.level == FAILS for finding in result.findings)
     return {
         "image": result.name,

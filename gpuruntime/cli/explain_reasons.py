@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reasons for a request, and for what is in a container's edits or is left out; pure."""
+"""The reasons for a request, for the edits of a container, and for what is left out; pure."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _MEMBERS = {
     "additionalGids": ("group", ""),
 }
 GPU, LEFT_OUT, REMOVED, HAS = "gpu", "left out", "removed", "has"
-# What a hook does → the option of our hook and the incumbent's subcommand that do it.
+# What a hook does → the option of our hook and the subcommand of the incumbent's that do it.
 _HOOK_WORDS = {
     "makes links to the driver's files": ("--link", gpu_edits.LINKS),
-    "lets newer CUDA libraries of the image count": ("--cuda-compat", gpu_edits.COMPAT),
-    "enters the libraries into the loader's cache": ("--library", gpu_edits.LDCACHE),
-    "hides that the driver may make device nodes": ("--mask-params", gpu_edits.PARAMS),
-    "tells the driver's libraries which GPUs there are": (
+    "prefers newer CUDA libraries of the image": ("--cuda-compat", gpu_edits.COMPAT),
+    "adds the libraries to the loader cache": ("--library", gpu_edits.LDCACHE),
+    "tells the driver not to make device nodes": ("--mask-params", gpu_edits.PARAMS),
+    "tells the driver's libraries which GPUs the container has": (
         *("--application-profile", gpu_edits.PROFILE),
     ),
-    "lets everybody into the directories of nodes": ("--chmod", gpu_edits.CHMOD),
-    "mounts the driver's files, in the mode legacy": ("prestart",),
+    "opens the directories of device nodes to all users": ("--chmod", gpu_edits.CHMOD),
+    "mounts the driver's files in mode legacy": ("prestart",),
 }
 _HOOK_STEPS = {word: step for step, words in _HOOK_WORDS.items() for word in words}
 _IN_PLACE = "marks that the devices have been added"
@@ -50,7 +50,7 @@ Whys = dict[tuple[str, str], str]
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why *what*, which is of *kind*, is there, or is not."""
+    """Why the container gets *what*, which is of *kind*, or does not get it."""
 
     kind: str
     what: str
@@ -58,17 +58,17 @@ class Reason:
 
 
 def mode(request: Request, config: Config) -> tuple[str, str]:
-    """Return the mode of *request*, or what it would be, and how `auto` resolves to it."""
+    """Return the mode of *request*, or the one it would have, and how `auto` resolves to it."""
     if config.mode != settings.AUTO:
         return request.mode or config.mode, ""
     if not request.devices:
-        return request.mode or settings.JIT, "auto: no qualified name is asked for"
+        return request.mode or settings.JIT, "auto: no qualified name is requested"
     how = "all" if request.mode == settings.CDI else "not all"
     return request.mode, f"auto: {how} names are qualified"
 
 
 def of_request(request: Request, container: Container) -> str:
-    """Return what of the container requests the devices."""
+    """Return which part of the container requests the devices."""
     if request.source == parse.ANNOTATIONS:
         prefixes = container.config.annotation_prefixes
         keys = sorted(key for key in container.document["annotations"] if key.startswith(prefixes))
@@ -84,7 +84,7 @@ def of_request(request: Request, container: Container) -> str:
 
 
 def of_no_request(request: Request, container: Container, *, has_devices: bool) -> str:
-    """Return why the container requests nothing, or nothing that counts.
+    """Return why the container requests nothing, or why its requests are ignored.
 
     With *has_devices*, its config.json has devices already.
     """
@@ -92,30 +92,30 @@ def of_no_request(request: Request, container: Container, *, has_devices: bool) 
     name = names[0] if names else parse.VISIBLE_DEVICES
     words = container.words(name)
     if request.ignored:
-        return "what asks for any does not count"
+        return "its requests are ignored"
     if name not in container.environment:
-        return f"{name} is not set, and nothing else asks for any"
+        return f"{name} is not set, and nothing else requests a device"
     if "void" in words:
         if has_devices:
             return f'{name} is "void": the devices have been added already'
         return f'{name} is "void", which requests no device'
     if not words:
-        return f"{name} is empty, which asks for nothing"
-    return f"{name}={shown([container.value(name)])} does not count"
+        return f"{name} is empty, which requests no device"
+    return f"{name}={shown([container.value(name)])} is ignored"
 
 
 def of_capabilities(request: Request, container: Container) -> str:
-    """Return what decides on the driver capabilities."""
+    """Return what decides the driver capabilities."""
     variable = driver_options.DRIVER_CAPABILITIES
     if not request.is_automatic:
-        return f"those of the CDI spec, whatever {variable} says"
+        return f"those of the CDI spec: {variable} has no effect"
     key = "nvidia-container-runtime.modes.jit-cdi.driver-capabilities"
     if container.config[key] == "all" and request.mode != settings.LEGACY:
         return f'"{key}" is "all"'
     if container.words(variable):
         return f"{variable}={shown([container.value(variable)])}"
     if variable not in container.environment and container.is_old_image:
-        return "an image of an old CUDA has all"
+        return "all, because the image has an old CUDA version"
     return f"{variable} is {'empty' if variable in container.environment else 'not set'}"
 
 
@@ -125,7 +125,7 @@ def of_unchecked_requirements(request: Request, container: Container) -> str:
     if request.extras.requirements or not (written or container.is_old_image):
         return ""
     if not request.is_automatic:
-        return "not checked in the mode cdi"
+        return "not checked in mode cdi"
     if container.config["disable-require"]:
         return 'not checked: "disable-require" is set'
     if requirements.is_true(container.value(driver_options.DISABLE_REQUIRE)):
@@ -134,12 +134,12 @@ def of_unchecked_requirements(request: Request, container: Container) -> str:
 
 
 def of_edits(edits: Edits, whys: Mapping[tuple[str, str], str], other: str) -> list[Reason]:
-    """Return the reason for each thing that *edits* add: one of *whys*, or *other*."""
+    """Return the reason for each item of *edits*: the one in *whys*, or *other*."""
     reasons = []
     for member, (kind, _) in _MEMBERS.items():
         items: Iterable[Any] = edits.get(member) or ()  # type: ignore[assignment]
         for item in items:
-            # Without the word for its kind.
+            # The kind is printed apart.
             one: Edits = {member: [item]}  # type: ignore[misc]  # one of the members of edits
             what = describe(one)[0][len(kind) + 1 :]
             reasons.append(Reason(kind, what, whys.get(key(member, item), other)))
@@ -149,7 +149,7 @@ def of_edits(edits: Edits, whys: Mapping[tuple[str, str], str], other: str) -> l
 
 
 def of_consequences(edits: Edits) -> Whys:
-    """Return what each hook of ours or of the incumbent's does, and what groups are for."""
+    """Return what each hook of ours or of the incumbent does, and what each group is for."""
     whys: Whys = {}
     for hook in edits.get("hooks") or ():
         words = dict.fromkeys(hook.get("args") or ())
@@ -165,16 +165,16 @@ def of_consequences(edits: Edits) -> Whys:
 
 
 def of_specs(request: Request, specs: Registry, default_kind: str) -> Whys:
-    """Return why each thing that CDI specs add for *request* is there."""
+    """Return why each item that CDI specs add for *request* is added."""
     if request.driver_only:
         return of_devices((), specs, specs.names(default_kind))
     return of_devices(request.devices, specs, request.devices)
 
 
 def of_devices(devices: Iterable[str], specs: Registry, of_common: Iterable[str]) -> Whys:
-    """Return why each thing that *specs* add for *devices* is there.
+    """Return why each item that *specs* add for *devices* is added.
 
-    And each thing that the specs of the devices *of_common* add for all of theirs.
+    The items that the specs of the devices *of_common* add for all their devices are included.
     """
     whys: Whys = {}
     for name in of_common:
@@ -191,7 +191,7 @@ def of_devices(devices: Iterable[str], specs: Registry, of_common: Iterable[str]
 
 
 def of_inventory(request: Request, inventory: Inventory) -> Whys:
-    """Return why each thing from *inventory* is there."""
+    """Return why each item from *inventory* is added."""
     whys: Whys = {("env", "NVIDIA_VISIBLE_DEVICES=void"): _IN_PLACE}
     for device in from_inventory.requested_devices(request, inventory):
         name = title(device)
@@ -204,7 +204,7 @@ def of_inventory(request: Request, inventory: Inventory) -> Whys:
     variables |= {f"mig-{right}": name for name, right in driver_options.MIG.items()}
     variables[model.IMEX] = driver_options.IMEX_CHANNELS
     for feature, nodes in inventory.features.items():
-        why = f"asked for by {variables.get(feature, feature)}"
+        why = f"requested by {variables.get(feature, feature)}"
         whys.update({("deviceNodes", node.container_path): why for node in nodes})
     for node in inventory.control_nodes:
         whys["deviceNodes", node.container_path] = "control device, for every container with GPUs"
@@ -213,12 +213,12 @@ def of_inventory(request: Request, inventory: Inventory) -> Whys:
         why = _why_file(item, request.extras.capabilities, wanted)
         whys["mounts", item.container_path] = why
     for file in inventory.gds_files:
-        whys["mounts", file.container_path] = "asked for by NVIDIA_GDS"
+        whys["mounts", file.container_path] = "requested by NVIDIA_GDS"
     return whys
 
 
 def gpus_of(request: Request, inventory: Inventory) -> list[Reason]:
-    """Return which GPUs and MIG devices the container gets and which not."""
+    """Return which GPUs and MIG devices the container gets, and which it does not get."""
     granted = from_inventory.requested_devices(request, inventory)
     names = [device.name(devices.INDEX) for device in granted]
     by_name: dict[str, str] = {}
@@ -230,7 +230,7 @@ def gpus_of(request: Request, inventory: Inventory) -> list[Reason]:
     for device in all_devices(inventory):
         name = device.name(devices.INDEX)
         if name in names:
-            why = f'asked for as "{by_name.get(name, name)}"'
+            why = f'requested as "{by_name.get(name, name)}"'
             requested.append(Reason(GPU, described(device), why))
         else:
             others.append(Reason(LEFT_OUT, title(device), _why_not(device, request)))
@@ -241,7 +241,7 @@ def gpus_of(request: Request, inventory: Inventory) -> list[Reason]:
 def files_left_out(
     request: Request, inventory: Inventory, edits: Edits, config: Config
 ) -> Iterator[Reason]:
-    """Yield why each file of the driver that is not mounted is not."""
+    """Yield the reason for each file of the driver that is not mounted."""
     if request.mode == settings.LEGACY:
         return
     mounted = {mount["containerPath"] for mount in edits.get("mounts") or ()}
@@ -257,12 +257,12 @@ def files_left_out(
         elif name in supported or "all" in supported:
             why = f'for {name}: add "{name}" to {driver_options.DRIVER_CAPABILITIES}'
         else:
-            why = f'for {name}: "supported-driver-capabilities" does not have it'
+            why = f'for {name}: "supported-driver-capabilities" does not include it'
         yield Reason(LEFT_OUT, item.container_path, why)
 
 
 def title(device: GpuDevice) -> str:
-    """Return what *device* is called in a sentence."""
+    """Return the name of *device* for a sentence."""
     kind = "GPU" if device.mig is None else "MIG device"
     return f"{kind} {device.name(devices.INDEX)}"
 
@@ -278,12 +278,12 @@ def described(device: GpuDevice) -> str:
 def _why_not(device: GpuDevice, request: Request) -> str:
     gpu = device.gpu.gpu
     if request.driver_only:
-        return "the driver alone is asked for"
+        return "only the driver is requested"
     if device.mig is None and gpu.mig_enabled:
-        return "in MIG mode; its MIG devices are asked for by themselves"
+        return "in MIG mode: its MIG devices are requested one by one"
     if request.ids == (devices.ALL,) and gpu.name in devices.DISPLAY_ONLY:
-        return 'it only drives a display, and "all" does not mean it'
-    return "not asked for"
+        return 'it only drives a display, and "all" does not include it'
+    return "not requested"
 
 
 def all_devices(inventory: Inventory) -> Iterator[GpuDevice]:
@@ -304,8 +304,8 @@ def _why_file(item: Library | File, named: Iterable[str], wanted: set[str]) -> s
     if item.capability in named:
         return f"for {item.capability}"
     if item.capability in wanted:
-        return f"for {item.capability}, which another capability brings"
-    return f"for {item.capability}; a library that is asked for needs it"
+        return f"for {item.capability}, which another capability requires"
+    return f"for {item.capability}; a library of another capability needs it"
 
 
 def _only(*items: Library | File) -> model.Driver:

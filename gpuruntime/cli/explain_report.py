@@ -39,7 +39,7 @@ _MODE = "nvidia-container-runtime.mode"
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """A requirement; *met* is None if that is not known here. *why* is a sentence, or ""."""
+    """A requirement; *met* is None if it cannot be checked. *why* is a sentence, or ""."""
 
     text: str
     met: bool | None
@@ -48,10 +48,10 @@ class Requirement:
 
 @dataclass(slots=True)
 class Report:
-    """What would be done and why; what is not known yet is empty.
+    """What would be done and why; a field is empty until it is decided.
 
     *edits* are CDI container edits, completed; *removed* are paths of prestart hooks that are
-    taken away. *runtime* is the low-level runtime. *error* is why the container does not start.
+    removed. *runtime* is the low-level runtime. *error* is why the container does not start.
     """
 
     container: str = ""
@@ -102,8 +102,8 @@ def examine(source: Callable[[ExplainHost], Input], config_path: str | None, mod
         try:
             report.runtime = find_runtime(config, report.warnings)
         except RuntimeExecError as error:
-            # The engine's PATH may be another.
-            report.warnings.append(f"{error.message} (with the PATH of this command)")
+            # The engine may have another PATH.
+            report.warnings.append(f"{error.message} (on the PATH of this command)")
         given = source(host)
         report.container = given.container
         report.notes += given.notes
@@ -123,7 +123,7 @@ def _config(report: Report, path: str | None, mode: str) -> Config:
     report.why_mode = f'set by "{_MODE}"' if values.get(_MODE) else ""
     if mode:
         report.why_mode = 'set by "--mode"'
-        # What is said of the mode is not about the file.
+        # An error about the mode must not name the file.
         return Config({**values, _MODE: mode}, None)
     return Config(values, path)
 
@@ -141,7 +141,7 @@ def _decide(report: Report, given: Input, config: Config, host: ExplainHost) -> 
         return
     if doubt is not None:
         raise bundle.ambiguous(doubt)
-    # Also where the request cannot be read.
+    # For the error of a request that cannot be parsed as well.
     report.mode = config.mode
     observer = _RequestObserver(report)
     try:
@@ -188,7 +188,7 @@ def _say_mode(report: Report, request: Request, config: Config) -> None:
 
 
 class _RequestObserver:
-    """Takes the request from `decide` and puts it into *report*, even if it cannot be met then.
+    """Puts the request that `decide` reports into *report*, even if it then cannot be met.
 
     *request* is None until there is one.
     """
@@ -198,7 +198,7 @@ class _RequestObserver:
         self.request: Request | None = None
 
     def on_request(self, request: Request, container: Container) -> None:
-        """Add *request*, and what of *container* is the reason for it, to the report."""
+        """Add *request* to the report, with the part of *container* that is the reason."""
         report = self._report
         _say_mode(report, request, container.config)
         report.source = request.source
@@ -217,7 +217,7 @@ class _RequestObserver:
 
 
 def _say_host(report: Report, request: Request, host: ExplainHost) -> None:
-    """Add what was read from the host, even if it was not enough to meet the request."""
+    """Add what was read from the host, even if the request cannot be met."""
     report.warnings += host.notes
     if host.specs is not None:
         report.notes += [
@@ -236,7 +236,7 @@ def _say_host(report: Report, request: Request, host: ExplainHost) -> None:
 
 def _requirement(text: str, request: Request, inventory: Inventory | None) -> Requirement:
     if inventory is None:
-        return Requirement(text, met=None, why="the driver has not been asked")
+        return Requirement(text, met=None, why="the driver has not been queried")
     try:
         facts = from_inventory.facts(
             from_inventory.requested_devices(request, inventory), inventory
@@ -246,7 +246,7 @@ def _requirement(text: str, request: Request, inventory: Inventory | None) -> Re
         return Requirement(text, met=False, why=error.message.removeprefix(_NOT_MET))
     except GpuRuntimeError as error:
         return Requirement(text, met=None, why=error.message)
-    here = f"here are CUDA {facts.cuda or '?'} and driver {facts.driver}"
+    here = f"this host has CUDA {facts.cuda or '?'} and driver {facts.driver}"
     return Requirement(text, met=None if undecided else True, why="; ".join(undecided) or here)
 
 
@@ -274,12 +274,12 @@ def _say_decision(
         report.reasons += explain_reasons.files_left_out(request, host.inventory, edits, config)
     if report.mode == settings.LEGACY and decided.edits is not None and not decided.prestart:
         report.notes.append("the engine's own prestart hook mounts the driver's files")
-    why = "the engine's hook would add devices once more"
+    why = "the engine's hook would add the devices a second time"
     report.reasons += [Reason(REMOVED, f"hook prestart {path}", why) for path in report.removed]
 
 
 def _all_edits(decided: Injection) -> Edits:
-    """Return the edits, with a hook to add as one of them, without what is empty."""
+    """Return the edits without empty members, and with the prestart hook to add."""
     written: dict[str, Any] = {**(decided.edits or {})}
     members = {member: value for member, value in written.items() if value}
     if decided.prestart is not None:

@@ -12,12 +12,12 @@ from gpuruntime.errors import GpuRuntimeError, escape
 
 _WIDTH = 13
 _MET = {True: "met", False: "not met", None: "not decided"}
-# Of what there are many, one line has those that are there, or not, for the same reason.
+# Kinds with many items: one line lists those that have the same reason.
 _GROUPED = ("mount", f"{HAS} mount", LEFT_OUT)
 
 
 def as_lines(report: Report, *, verbose: bool) -> str:
-    """Return the report but for its error; with *verbose* each file has a line."""
+    """Return the report without its error; with *verbose*, one line a file."""
     facts = [
         *_of_request(report),
         *((f"{reason.kind}", _because(reason)) for reason in _grouped(report, verbose=verbose)),
@@ -32,7 +32,7 @@ def as_lines(report: Report, *, verbose: bool) -> str:
 
 
 def as_object(report: Report) -> dict[str, Any]:
-    """Return what `--json` prints."""
+    """Return the object that `--json` prints."""
     return {
         "container": report.container or None,
         "mode": report.mode,
@@ -70,7 +70,7 @@ def _of_request(report: Report) -> list[tuple[str, str]]:
         ("config", report.config or "no file: the defaults are in force"),
         (
             "request",
-            _with(names or ("the driver alone" if report.source else ""), report.why_request),
+            _with(names or ("only the driver" if report.source else ""), report.why_request),
         ),
         ("capabilities", _with(", ".join(report.capabilities), report.why_capabilities)),
     ]
@@ -83,7 +83,7 @@ def _required(item: Requirement) -> str:
 
 
 def _all_reasons(report: Report) -> list[Reason]:
-    """Return the reasons, with those for the request as a whole."""
+    """Return all reasons, those for the request as a whole first."""
     whole = (
         ("mode", report.mode, report.why_mode),
         ("request", report.source, report.why_request),
@@ -94,7 +94,7 @@ def _all_reasons(report: Report) -> list[Reason]:
 
 
 def _grouped(report: Report, *, verbose: bool) -> list[Reason]:
-    """Return the reasons, those of files by their names in one line for each reason."""
+    """Return the reasons; without *verbose*, files with the same reason are one."""
     if verbose:
         return report.reasons
     grouped: dict[object, Reason] = {}

@@ -296,14 +296,14 @@ def test_every_thing_has_its_reason(results: dict[str, dict[str, Any]]) -> None:
 def test_the_text_answers_questions(results: dict[str, dict[str, Any]]) -> None:
     """Why that GPU, why not this library, what of the request does not count."""
     two = results["two, one of them twice"]["said"]
-    assert re.search('^gpu +2 GPU-5f1e0002-.*: asked for as "2"$', two, re.MULTILINE)
-    assert re.search("^left out +GPU 1, MIG device 3:0, .*: not asked for$", two, re.MULTILINE)
+    assert re.search('^gpu +2 GPU-5f1e0002-.*: requested as "2"$', two, re.MULTILINE)
+    assert re.search("^left out +GPU 1, MIG device 3:0, .*: not requested$", two, re.MULTILINE)
     assert re.search(r"^left out .*libnvcuvid.*: for video: add \"video\" to", two, re.MULTILINE)
     assert re.search("^device +/dev/nvidia2 c 195:2 rw: node of GPU 2$", two, re.MULTILINE)
     assert re.search("^runtime +/run/explained/lowlevel$", two, re.MULTILINE)
     policy = "accept-nvidia-visible-devices-envvar-when-unprivileged"
     assert re.search(f"^ignored .*{policy}", results["unprivileged"]["said"], re.MULTILINE)
-    met = '^requirement +"cuda>=12.0" is met: here are CUDA 12.4 and driver 550.163.01$'
+    met = '^requirement +"cuda>=12.0" is met: this host has CUDA 12.4 and driver 550.163.01$'
     assert re.search(met, results["requirement met"]["said"], re.MULTILINE)
     unmet = r'^requirement +"cuda>=99.1" is not met: .*\(cuda=12.4\)'
     assert re.search(unmet, results["requirement not met"]["said"], re.MULTILINE)
