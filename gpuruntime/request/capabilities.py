@@ -17,13 +17,13 @@ GRAPHICS = "graphics"
 NGX = "ngx"
 UTILITY = "utility"
 VIDEO = "video"
-# What a container gets that asks for none.
+# For a container that requests none.
 DEFAULT = (COMPUTE, UTILITY)
 ALL = (COMPAT32, COMPUTE, DISPLAY, GRAPHICS, NGX, UTILITY, VIDEO)
-# A capability without which the one on the left cannot work, or which has the same files.
+# Capability → the one that it requires, or that has the same files.
 _BRINGS = {VIDEO: COMPUTE, DISPLAY: GRAPHICS}
 
 
-def closed(wanted: Collection[str]) -> set[str]:
-    """Return *wanted* with the capabilities that these bring."""
-    return {*wanted, *(_BRINGS[name] for name in wanted if name in _BRINGS)}
+def closed(names: Collection[str]) -> set[str]:
+    """Return the capabilities *names* and those that they require."""
+    return {*names, *(_BRINGS[name] for name in names if name in _BRINGS)}

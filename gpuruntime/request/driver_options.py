@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a container requests besides devices: driver capabilities, requirements, features; pure.
 
-On the start path. This applies to devices from the inventory; what a CDI spec gives is decided by
-its author.
+On the start path. This applies to devices from the inventory; for devices of a CDI spec, its
+author decides.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DRIVER_CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 IMEX_CHANNELS = "NVIDIA_IMEX_CHANNELS"
 REQUIRE = "NVIDIA_REQUIRE_"
 DISABLE_REQUIRE = "NVIDIA_DISABLE_REQUIRE"
-# Variable → what of the host it adds to the devices; `enabled` is the only value that counts.
+# Variable → the feature that it adds to the devices; its only valid value is `enabled`.
 FEATURES = {
     "NVIDIA_GDS": "gds",
     "NVIDIA_MOFED": "mofed",
@@ -60,10 +60,10 @@ class DriverOptions(Record):
 
 
 def read(container: Container, ids: tuple[str, ...], *, unknown_is_error: bool) -> DriverOptions:
-    """Return what *container* asks for beside the devices *ids*.
+    """Return what *container* requests besides the devices *ids*.
 
-    Raises RequestError for what is malformed or not to be had, with *unknown_is_error* a driver
-    capability as well, and ConfigError for what is wrong with the config.
+    Raises RequestError for an option that is malformed or not permitted, with *unknown_is_error*
+    also for an unknown driver capability, and ConfigError for a fault of the config.
     """
     return DriverOptions(
         _capabilities(container, unknown_is_error=unknown_is_error),
@@ -75,12 +75,12 @@ def read(container: Container, ids: tuple[str, ...], *, unknown_is_error: bool) 
 
 
 def none(container: Container) -> DriverOptions:
-    """Return nothing, noting what *container* asks for in vain."""
+    """Return no options, and note which requests of *container* are not honoured."""
     for name in (*FEATURES, *MIG, IMEX_CHANNELS):
-        asked = container.words(name)
-        if asked and not _NOTHING & set(asked):
-            why = "the devices are a CDI spec's: name these by a kind of CDI, too"
-            container.ignore(name, asked, why)
+        words_of_name = container.words(name)
+        if words_of_name and not _NOTHING & set(words_of_name):
+            why = "the devices come from a CDI spec: request this by a CDI device name as well"
+            container.ignore(name, words_of_name, why)
     return DriverOptions()
 
 
@@ -91,33 +91,34 @@ def _capabilities(container: Container, *, unknown_is_error: bool) -> tuple[str,
         return supported
     if DRIVER_CAPABILITIES not in container.environment and container.is_old_image:
         return supported
-    asked = container.words(DRIVER_CAPABILITIES)
-    if "all" in asked:
+    requested = container.words(DRIVER_CAPABILITIES)
+    if "all" in requested:
         return supported
-    unknown = [word for word in asked if word not in supported]
+    unknown = [word for word in requested if word not in supported]
     if unknown and unknown_is_error:
         raise RequestError(
-            f'unsupported capabilities found in {shown(asked)} (allowed "{",".join(supported)}")',
-            f"name only such in {DRIVER_CAPABILITIES}",
+            f"unsupported capabilities found in {shown(requested)} "
+            f'(allowed "{",".join(supported)}")',
+            f"use only allowed capabilities in {DRIVER_CAPABILITIES}",
         )
     if unknown:
-        why = f"no such capability here; there are {', '.join(supported) or 'none'}"
+        why = f"not a supported capability; supported are {', '.join(supported) or 'none'}"
         container.ignore(DRIVER_CAPABILITIES, unknown, why)
-    known = [word for word in asked if word in supported]
-    return tuple(sorted({*known} or {*capabilities.DEFAULT} & {*supported}))
+    accepted = {word for word in requested if word in supported}
+    return tuple(sorted(accepted or {*capabilities.DEFAULT} & {*supported}))
 
 
 def _supported(config: Config) -> tuple[str, ...]:
-    asked = words(config["supported-driver-capabilities"])
-    if "all" in asked:
+    supported = words(config["supported-driver-capabilities"])
+    if "all" in supported:
         return capabilities.ALL
-    for word in asked:
+    for word in supported:
         if word not in capabilities.ALL:
             raise ConfigError(
-                f'supported-driver-capabilities: "{word}" is no driver capability',
-                f"name some of {', '.join(capabilities.ALL)}",
+                f'supported-driver-capabilities: "{word}" is not a driver capability',
+                f"use some of {', '.join(capabilities.ALL)}",
             )
-    return tuple(sorted(set(asked)))
+    return tuple(sorted(set(supported)))
 
 
 def _requirements(container: Container) -> tuple[str, ...]:
@@ -125,98 +126,100 @@ def _requirements(container: Container) -> tuple[str, ...]:
         container.value(DISABLE_REQUIRE)
     ):
         return ()
-    found = {
+    texts = {
         container.value(name)
         for name in container.environment
         if name.startswith(REQUIRE) and not name.startswith(f"{REQUIRE}JETPACK")
     }
     if container.is_old_image:
-        found.add(requirements.of_cuda_version(container.value("CUDA_VERSION")))
-    return tuple(sorted(value for value in found if value.strip()))
+        texts.add(requirements.of_cuda_version(container.value("CUDA_VERSION")))
+    return tuple(sorted(text for text in texts if text.strip()))
 
 
 def _imex(container: Container) -> tuple[int, ...]:
     source = "mounts"
-    found = [name[len("imex/") :] for name in container.mount_names() if name.startswith("imex/")]
-    if found and not container.config.accept_mounts:
-        container.ignore_mounts(f"imex/{name}" for name in found)
-        found = []
-    if not found:
-        source, found = IMEX_CHANNELS, _imex_by_variable(container)
-    if found and "ignore-imex-channel-requests" in container.config.features:
-        container.ignore(source, found, 'the feature "ignore-imex-channel-requests" is set')
+    channels = [
+        name[len("imex/") :] for name in container.mount_names() if name.startswith("imex/")
+    ]
+    if channels and not container.config.accept_mounts:
+        container.ignore_mounts(f"imex/{name}" for name in channels)
+        channels = []
+    if not channels:
+        source, channels = IMEX_CHANNELS, _imex_by_variable(container)
+    if channels and "ignore-imex-channel-requests" in container.config.features:
+        container.ignore(source, channels, 'the feature "ignore-imex-channel-requests" is set')
         return ()
-    return tuple(dict.fromkeys(channel(name, source) for name in found))
+    return tuple(dict.fromkeys(channel(name, source) for name in channels))
 
 
 def _imex_by_variable(container: Container) -> list[str]:
-    found = container.words(IMEX_CHANNELS)
-    if not found or _NOTHING & set(found):
+    channels = container.words(IMEX_CHANNELS)
+    if not channels or _NOTHING & set(channels):
         return []
-    if "all" in found:
-        # Runtimes have taken the variable of GPUs for this one.
-        container.ignore(IMEX_CHANNELS, found, "channels are given by number only")
+    if "all" in channels:
+        # Some runtimes copy NVIDIA_VISIBLE_DEVICES into this variable.
+        container.ignore(IMEX_CHANNELS, channels, "channels are requested by number only")
         return []
     if not container.may_use_variables:
-        container.ignore_unprivileged(IMEX_CHANNELS, found)
+        container.ignore_unprivileged(IMEX_CHANNELS, channels)
         return []
-    return found
+    return channels
 
 
 def channel(name: str, source: str) -> int:
-    """Return the number of the channel *name*, which *source* asks for; raise RequestError."""
+    """Return the number of the channel *name*, which *source* requests; raise RequestError."""
     digits = name.removeprefix("channel")
     if not (0 < len(digits) <= _MAX_DIGITS and _DIGITS.issuperset(digits)):
         raise RequestError(
             f'{source}: invalid channel ID "{shortened(name)}"',
-            f"name channels by numbers, as {IMEX_CHANNELS}=0",
+            f"name channels by their numbers, such as {IMEX_CHANNELS}=0",
         )
     if int(digits) > MAX_IMEX_CHANNEL:
         raise RequestError(
             f'{source}: invalid channel ID "{name}": must be in the range [0, {MAX_IMEX_CHANNEL}]',
-            "name a channel of that range",
+            "use a channel in that range",
         )
     return int(digits)
 
 
 def _features(container: Container) -> tuple[str, ...]:
-    found = []
+    features = []
     for variable, feature in FEATURES.items():
         value = container.value(variable)
         if not value:
             continue
         if value != "enabled":
-            container.ignore(variable, [value], 'the only value that counts is "enabled"')
+            container.ignore(variable, [value], 'the only valid value is "enabled"')
         elif not container.may_use_variables:
             container.ignore_unprivileged(variable, [value])
         else:
-            found.append(feature)
-    return tuple(found)
+            features.append(feature)
+    return tuple(features)
 
 
 def _mig(container: Container, ids: tuple[str, ...]) -> tuple[str, ...]:
-    found = []
+    rights = []
     for variable, right in MIG.items():
-        asked = container.words(variable)
-        if not asked or _NOTHING & set(asked):
+        requested = container.words(variable)
+        if not requested or _NOTHING & set(requested):
             continue
         if not container.is_privileged:
             raise RequestError(
                 f"cannot set {variable[len('NVIDIA_') :]} in non privileged container",
                 f"unset {variable}, or run the container privileged",
             )
-        if asked != ["all"]:
+        if requested != ["all"]:
             raise RequestError(
-                f"{variable} names {shown(asked)}, and can be had for all GPUs only",
+                f'{variable} names {shown(requested)}, but its only valid value is "all"',
                 f"set {variable}=all",
             )
         if any(map(_is_mig_name, ids)):
             raise RequestError(
                 f"{variable} cannot be combined with single MIG devices",
-                "ask for GPUs, or unset it",
+                "request whole GPUs, or unset the variable",
             )
-        found.append(right)
-    return tuple(found)
+        rights.append(right)
+    return tuple(rights)
 
 
 def _is_mig_name(name: str) -> bool:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check what an image requires of the host: NVIDIA_REQUIRE_* and CUDA_VERSION; pure.
 
-On the start path. Every text here comes from an image: the work on it is linear in its length, and
-messages about it have a bounded length. docs/reference/requirements.md has the grammar for
-operators.
+On the start path. Every text comes from an image: it is processed in linear time, and messages
+about it have a bounded length. docs/reference/requirements.md describes the grammar.
 """
 
 from __future__ import annotations
@@ -18,26 +17,26 @@ if TYPE_CHECKING:
 
     # Property, operator, value to compare with, and the text of all three.
     Factor = tuple[str, str, Any, str]
-    # What a property is on this host → how that is said. A value of None is not known.
+    # Property → its values on this host, each with its text for messages; None is unknown.
     Host = dict[str, dict[Any, str]]
 
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
-    "!=": lambda there, wanted: bool(there != wanted),
-    "<=": lambda there, wanted: bool(there <= wanted),
-    ">=": lambda there, wanted: bool(there >= wanted),
-    "=": lambda there, wanted: bool(there == wanted),
-    "<": lambda there, wanted: bool(there < wanted),
-    ">": lambda there, wanted: bool(there > wanted),
+    "!=": lambda actual, required: bool(actual != required),
+    "<=": lambda actual, required: bool(actual <= required),
+    ">=": lambda actual, required: bool(actual >= required),
+    "=": lambda actual, required: bool(actual == required),
+    "<": lambda actual, required: bool(actual < required),
+    ">": lambda actual, required: bool(actual > required),
 }
 _TO_EQUALS = str.maketrans("<>!", "===")
 _BRAND = "brand"
 _VERSIONS = ("arch", "cuda", "driver")
-# Drivers have three parts, and had four.
+# Driver versions have three parts, older ones four.
 _MAX_PARTS = 4
 _MAX_PART = (1 << 32) - 1
 _MAX_DIGITS = 10
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")
-# Bounds of what is said.
+# Bounds of messages.
 _MAX_CHARS = 96
 _MAX_CONDITIONS = 3
 _MAX_NAMES = 4
@@ -45,7 +44,7 @@ _MAX_SENTENCES = 16
 
 
 class Facts(Record):
-    """What requirements are compared with; what is not known is empty.
+    """The properties of the host that requirements are compared with; unknown ones are empty.
 
     *cuda* is the newest CUDA version that the driver serves ("12.4"), *driver* its own version.
     *gpus* are index, compute capability ("8.0") and brand ("tesla") of the container's GPUs.
@@ -65,11 +64,11 @@ class Facts(Record):
 
 
 def check(requirements: Iterable[str], facts: Facts) -> list[str]:
-    """Return sentences about what of *requirements* is not decided by *facts*, or is ignored.
+    """Return sentences about *requirements* that *facts* do not decide, or that are ignored.
 
-    Raises RequestError if one of them cannot be read, RequirementError if one is not met.
+    Raises RequestError for a malformed requirement, RequirementError for one that is not met.
     """
-    # All are read before any is judged: what is malformed is an error on every host.
+    # All are parsed before any is evaluated: a malformed one is an error on every host.
     parsed = [(text, *_parse(text)) for text in requirements]
     host = _host(facts)
     sentences: list[str] = []
@@ -77,11 +76,11 @@ def check(requirements: Iterable[str], facts: Facts) -> list[str]:
     for text, terms, ignored in parsed:
         if ignored:
             names = _enumerate(ignored, _MAX_NAMES, ", ", "and")
-            sentences.append(f"{_named(text)} has properties that do not exist, ignored: {names}")
+            sentences.append(f"{_named(text)} has unknown properties, ignored: {names}")
         is_met, why = _any(terms, host)
         if is_met is None:
             names = ", ".join(why)
-            sentences.append(f"{_named(text)} cannot be checked, not known here: {names}")
+            sentences.append(f"{_named(text)} cannot be checked, unknown on this host: {names}")
         elif not is_met:
             conditions = _enumerate(why, _MAX_CONDITIONS, " or ", "or")
             unmet.append(f"unsatisfied condition: {conditions}, of {_named(text)}")
@@ -92,19 +91,21 @@ def check(requirements: Iterable[str], facts: Facts) -> list[str]:
         )
     if len(sentences) > _MAX_SENTENCES:
         left_out = len(sentences) - _MAX_SENTENCES
-        sentences[_MAX_SENTENCES:] = [f"{left_out} more are not decided or are ignored"]
+        sentences[_MAX_SENTENCES:] = [
+            f"{left_out} more requirements are not decided or are ignored"
+        ]
     return sentences
 
 
 def of_cuda_version(text: str) -> str:
-    """Return the requirement of an image with this CUDA_VERSION: that version or a newer one.
+    """Return the requirement of an image whose CUDA_VERSION is *text*: that version or newer.
 
-    Raises RequestError if *text* is no version: one to three parts, the third of which may be x.
+    A version has one to three parts, the third of which may be x. Raises RequestError.
     """
     parts = text.removeprefix("v").split(".", 3)
     if len(parts) == 3 and parts[2] == "x":
         del parts[2]
-    # As semver.org 2.0.0, item 2: no leading zeros.
+    # No leading zeros: semver.org 2.0.0, item 2.
     if len(parts) > 3 or not all(_is_number(part) and str(int(part)) == part for part in parts):
         raise RequestError(
             f"CUDA_VERSION is {_quoted(text)}, which is not a version",
@@ -115,14 +116,14 @@ def of_cuda_version(text: str) -> str:
 
 
 def is_true(text: str) -> bool:
-    """Return whether *text*, of NVIDIA_DISABLE_REQUIRE, is a word for yes; any other is a no."""
+    """Return whether *text*, the value of NVIDIA_DISABLE_REQUIRE, means true."""
     return text in _TRUE
 
 
 def _parse(text: str) -> tuple[list[list[Factor]], list[str]]:
-    """Return alternatives of factors that must all hold, and the properties that are not ours.
+    """Return the alternative terms, each a list of factors, and the unknown properties.
 
-    A term of which nothing is left is no alternative: it would let everything pass.
+    A term without a factor is dropped: it would be met by every host.
     """
     terms = []
     ignored: dict[str, None] = {}
@@ -154,7 +155,7 @@ def _factor(word: str, text: str) -> Factor:
     if name == _BRAND:
         value = value.lower()
         if sign not in ("=", "!="):
-            raise _invalid(word, "orders brands, which are equal or not", text)
+            raise _invalid(word, "compares brands by order", text)
         if not value:
             raise _invalid(word, "has no value", text)
     elif name in _VERSIONS:
@@ -173,7 +174,7 @@ def _invalid(word: str, why: str, text: str) -> RequestError:
 
 
 def _version(text: str) -> tuple[int, ...] | None:
-    """Return the parts of a version, those that are missing as 0; None if it is none."""
+    """Return the parts of the version *text*, missing ones as 0; None if it is malformed."""
     parts = text.removeprefix("v").split(".", _MAX_PARTS)
     if len(parts) > _MAX_PARTS or not all(_is_number(part) for part in parts):
         return None
@@ -181,14 +182,14 @@ def _version(text: str) -> tuple[int, ...] | None:
 
 
 def _is_number(part: str) -> bool:
-    # int() takes digits of other scripts too, and quadratic time.
+    # int() also accepts digits of other scripts, and takes quadratic time.
     return (
         len(part) <= _MAX_DIGITS and part.isascii() and part.isdigit() and int(part) <= _MAX_PART
     )
 
 
 def _host(facts: Facts) -> Host:
-    """Return what each property is on this host; of GPUs that are alike, the first is named."""
+    """Return the values of each property on this host; the first of equal GPUs is named."""
     host: Host = {
         "cuda": {_version(facts.cuda): facts.cuda},
         "driver": {_version(facts.driver): facts.driver},
@@ -202,7 +203,7 @@ def _host(facts: Facts) -> Host:
 
 
 def _any(terms: list[list[Factor]], host: Host) -> tuple[bool | None, list[str]]:
-    """Return whether a term holds, in Kleene's logic, and why not: see _all."""
+    """Return whether one of *terms* holds, None if undecided, and why not: see _all."""
     failed: dict[str, None] = {}
     unknown: dict[str, None] = {}
     for term in terms:
@@ -216,20 +217,23 @@ def _any(terms: list[list[Factor]], host: Host) -> tuple[bool | None, list[str]]
 
 
 def _all(term: list[Factor], host: Host) -> tuple[bool | None, list[str]]:
-    """Return whether all factors hold: if not, with one that fails; if undecided, what of."""
+    """Return whether all factors of *term* hold, None if undecided.
+
+    The list has the first factor that fails, or the undecided properties.
+    """
     unknown: list[str] = []
     for name, sign, value, word in term:
-        known = host[name]
-        for actual, said in known.items():
+        values = host[name]
+        for actual, said in values.items():
             if actual is not None and not _OPERATORS[sign](actual, value):
                 return False, [f"{_shortened(word)} ({name}={said})"]
-        if None in known or not known:
+        if None in values or not values:
             unknown.append(name)
     return (None, unknown) if unknown else (True, [])
 
 
 def _enumerate(items: list[str], most: int, separator: str, last: str) -> str:
-    """Return the first of *items* in a row, and how many more there are."""
+    """Return the first *most* of *items* in one text, and the number of the others."""
     text = separator.join(items[:most])
     return f"{text} {last} {len(items) - most} more" if len(items) > most else text
 

@@ -341,7 +341,7 @@ def test_every_unmet_string_is_named() -> None:
     [
         ("cuda", '"cuda" has no operator, in the requirement "cuda"'),
         ("brand=tesla cuda>=foo", '"cuda>=foo" has no version on its right, in the requirement'),
-        ("brand>tesla", '"brand>tesla" orders brands'),
+        ("brand>tesla", '"brand>tesla" compares brands by order'),
         ("brand=", '"brand=" has no value'),
         (">=1", '">=1" has no property'),
     ],
@@ -358,15 +358,15 @@ def test_what_is_not_decided_and_what_is_ignored_is_said() -> None:
     ignored = "foo>=1,cuda>=12.4,Bar=x"
     undecided = "brand=tesla arch>=8 brand=a"
     assert check(["cuda>=12.4", ignored, undecided], NO_GPU) == [
-        f'the requirement "{ignored}" has properties that do not exist, ignored: foo, bar',
-        f'the requirement "{undecided}" cannot be checked, not known here: brand, arch',
+        f'the requirement "{ignored}" has unknown properties, ignored: foo, bar',
+        f'the requirement "{undecided}" cannot be checked, unknown on this host: brand, arch',
     ]
     assert check(["cuda>=12.4 brand=tesla", ""], NO_GPU) == []
     (sentence,) = check([",".join(f"p{n}=" for n in range(9))], TESLA)
     assert sentence.endswith("ignored: p0, p1, p2, p3 and 5 more")
     sentences = check((f"p{n}=" for n in range(50)), TESLA)
     assert len(sentences) == 17
-    assert sentences[-1] == "34 more are not decided or are ignored"
+    assert sentences[-1] == "34 more requirements are not decided or are ignored"
 
 
 @pytest.mark.parametrize(
