@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the root file system of an image from a stream of tar, of which nothing is extracted.
+"""Read the root file system of an image from a tar stream, without extracting it.
 
-An ELF file is kept, for as long as it is read, in memory, or beyond some size in a file without a
-name. The rest of the stream is only passed over.
+An ELF file is held in memory while it is read, a large one in a file without a name. The rest of
+the stream is skipped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpuruntime.image.contents import Contents
 from gpuruntime.image.elf_file import is_elf
 
 MAX_MEMORY_BYTES = 32 << 20
-MAX_KEPT_BYTES = 4 << 30  # of one file, of which no more is looked at
+MAX_KEPT_BYTES = 4 << 30  # of one file; the rest of it is skipped
 _CHUNK_BYTES = 1 << 20
 
 
@@ -30,10 +30,10 @@ def read(stream: IO[bytes], collector: Collector) -> Contents:
             while (member := tar.next()) is not None:
                 collector.count()
                 _member(tar, member, collector)
-                # It keeps each of them.
+                # tarfile keeps each member.
                 tar.members.clear()
     except Full:
-        # The contents say so.
+        # The contents record the limit.
         pass
     except (tarfile.TarError, OSError, ValueError, OverflowError) as error:
         raise GpuRuntimeError(
@@ -48,7 +48,7 @@ def _member(tar: tarfile.TarFile, member: tarfile.TarInfo, collector: Collector)
     if member.issym():
         collector.link(path, member.linkname)
     elif member.islnk():
-        # To another member; a library with a second name is found by either.
+        # To another member: a library is found by either of its names.
         collector.link(path, posixpath.normpath(f"/{member.linkname}").replace("//", "/"))
     elif member.isreg() and collector.wants(path, member.size):
         file = tar.extractfile(member)

@@ -13,34 +13,38 @@ from gpuruntime.image.loader import numbers
 from gpuruntime.image.subject import FAILS, NOTE, WARNING, Finding, Subject
 
 _RUNTIME = re.compile(r"libcudart\.so\.([0-9]{1,4}(?:\.[0-9]{1,6}){0,3})\Z")
-# From here on, a runtime works with each driver of its major version, but for what must be
-# compiled for the GPU first.
+# Since this version, a runtime works with each driver of its major version; only code that must be
+# compiled for the GPU first needs a newer one.
 _FIRST_COMPATIBLE = 11
 _COMPAT = "/compat"
 
 
 def check(subject: Subject) -> Iterable[Finding]:
-    """Return the runtimes that are newer than the driver."""
+    """Return the findings about CUDA runtimes that are newer than the driver supports."""
     driver = subject.machine.driver
-    has = numbers(subject.machine.cuda_version)
+    supported = numbers(subject.machine.cuda_version)
     runtimes = _runtimes(subject)
     if not runtimes:
         return
-    if driver is None or len(has) < 2:
+    if driver is None or len(supported) < 2:
         shown = ", ".join(sorted(runtimes))
-        yield Finding(NOTE, f"CUDA runtime {shown}", "which CUDA the driver supports is not known")
+        yield Finding(
+            NOTE, f"CUDA runtime {shown}", "the CUDA version that the driver supports is unknown"
+        )
         return
     newer = _compat_version(subject)
     for version, path in sorted(runtimes.items()):
-        wants = numbers(version)
-        if newer >= wants[:2]:
+        required = numbers(version)
+        if newer >= required[:2]:
             continue
-        is_newer_minor = len(wants) > 1 and wants[0] == has[0] and wants[1] > has[1]
-        if wants[0] <= has[0] and not is_newer_minor:
+        is_newer_minor = (
+            len(required) > 1 and required[0] == supported[0] and required[1] > supported[1]
+        )
+        if required[0] <= supported[0] and not is_newer_minor:
             continue
         what = f"CUDA runtime {version}"
         supports = f"driver {driver.version} supports CUDA {subject.machine.cuda_version}"
-        if wants[0] == has[0] and wants[0] >= _FIRST_COMPATIBLE:
+        if required[0] == supported[0] and required[0] >= _FIRST_COMPATIBLE:
             yield Finding(
                 WARNING,
                 what,
@@ -51,9 +55,9 @@ def check(subject: Subject) -> Iterable[Finding]:
             yield Finding(
                 FAILS,
                 what,
-                f"{supports}, and {path} needs a newer one",
-                f"update the driver, or use an image with CUDA {has[0]}.{has[1]} or older, "
-                "or one with cuda-compat",
+                f"{supports}, but {path} needs a newer version",
+                "update the driver, or use an image with CUDA "
+                f"{supported[0]}.{supported[1]} or older, or an image with cuda-compat",
             )
 
 
@@ -67,9 +71,9 @@ def _runtimes(subject: Subject) -> dict[str, str]:
             if stem(name) == "libcudart" and subject.loader.find(name, binary.abi) is None:
                 match = _RUNTIME.match(name)
                 if match:
-                    runtimes.setdefault(_meant(match[1]), binary.path)
+                    runtimes.setdefault(_of_soname(match[1]), binary.path)
     runtimes.pop("", None)
-    # A version without its minor says nothing beside one that has it.
+    # A version without a minor number adds nothing to one that has it.
     majors = {version.partition(".")[0] for version in runtimes if "." in version}
     return {v: path for v, path in runtimes.items() if "." in v or v not in majors}
 
@@ -80,17 +84,17 @@ def _version(binary: Binary) -> str:
         match = _RUNTIME.match(name)
         if match:
             parts = match[1].split(".")
-            return ".".join(parts[:2]) if len(parts) > 2 else _meant(match[1])
+            return ".".join(parts[:2]) if len(parts) > 2 else _of_soname(match[1])
     return ""
 
 
-def _meant(version: str) -> str:
-    """Return what a version in a SONAME means: of CUDA 11 it is 11.0 for all, later the major."""
+def _of_soname(version: str) -> str:
+    """Return the version that a SONAME has: 11.0 for all of CUDA 11, later the major alone."""
     return "11" if version == "11.0" else version
 
 
 def _compat_version(subject: Subject) -> tuple[int, ...]:
-    """Return the CUDA version of a library for forward compatibility that fits the driver."""
+    """Return the CUDA version of a forward compatibility library that fits the driver, or ()."""
     driver = subject.machine.driver
     assert driver is not None
     cuda = subject.machine.cuda_version

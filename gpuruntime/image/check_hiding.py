@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check that nothing in the image comes before the driver's libraries; pure.
+"""Check that no library of the image hides one of the driver's; pure.
 
-The runtime puts the driver first in the loader's cache, so that what hides it is what the loader
-looks at before its cache: LD_LIBRARY_PATH, DT_RPATH and DT_RUNPATH.
+The runtime puts the driver first in the loader cache. Only what the loader searches before its
+cache can hide the driver: LD_LIBRARY_PATH, DT_RPATH and DT_RUNPATH.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_DIRECTORIES = 200
 
 
 def check(subject: Subject) -> Iterable[Finding]:
-    """Return what is found before the driver, and what the image's own cache has of a driver."""
+    """Return the libraries that hide the driver's, and driver libraries in the image's cache."""
     yield from _by_variable(subject)
     yield from _by_programs(subject)
     yield from _of_cache(subject)
@@ -37,7 +37,7 @@ def _by_variable(subject: Subject) -> Iterable[Finding]:
     words = subject.environment.get(_LIBRARY_PATH, "").replace(";", ":").split(":")
     where = f"{_LIBRARY_PATH} of the container"
     for directory in list(dict.fromkeys(filter(None, words)))[:_MAX_DIRECTORIES]:
-        for name, abi in _wanted(subject):
+        for name, abi in _loaded(subject):
             yield from _hides(subject, name, abi, directory, where)
 
 
@@ -55,8 +55,8 @@ def _by_programs(subject: Subject) -> Iterable[Finding]:
                 yield from _hides(subject, need.library, need.abi, directory, where)
 
 
-def _wanted(subject: Subject) -> list[tuple[str, str]]:
-    """Return names of driver libraries that somebody will look for, and for which ABI."""
+def _loaded(subject: Subject) -> list[tuple[str, str]]:
+    """Return the names of driver libraries that programs load, each with its ABI."""
     names_and_abis = dict.fromkeys((need.library, need.abi) for need in subject.needs)
     for abi in subject.abis:
         names_and_abis |= dict.fromkeys((name, abi) for name in _ALWAYS)
@@ -66,23 +66,23 @@ def _wanted(subject: Subject) -> list[tuple[str, str]]:
 def _hides(subject: Subject, name: str, abi: str, directory: str, where: str) -> Iterable[Finding]:
     """Return the finding that *directory* has a library *name*, if it has one."""
     if not directory.startswith("/"):
-        # Relative to where the program is started, which nobody knows.
+        # Relative to the working directory of the program, which is unknown.
         return
     path = posixpath.join(directory, name)
     if subject.contents.resolve(directory) in _places(subject, name, abi):
-        # The hook replaces what has the name there.
+        # The hook replaces the file of this name there.
         return
     if subject.contents.is_empty(path):
         yield Finding(
             FAILS,
             path,
             f"it is empty and hides the driver's {name}: {where} names its directory",
-            f"remove the file from the image, or {directory} from there",
+            f"remove the file from the image, or {directory} from {where}",
         )
         return
     binary = subject.contents.binary(path)
     if binary is None or binary.abi != abi:
-        # The loader goes on where a library is for another machine.
+        # The loader skips a library for another machine.
         return
     yield _verdict(subject, name, path, binary, where)
 
@@ -95,7 +95,7 @@ def _verdict(subject: Subject, name: str, path: str, binary: Binary, where: str)
             path,
             f"a stub of the CUDA toolkit, which is for the linker only, hides the driver's "
             f"{name}: {where} names its directory",
-            f"remove {directory} from there when the image is built",
+            f"remove {directory} from {where} when the image is built",
         )
     driver = subject.machine.driver
     version = of_name(binary.path)
@@ -106,13 +106,13 @@ def _verdict(subject: Subject, name: str, path: str, binary: Binary, where: str)
                 NOTE, path, "CUDA for forward compatibility is used in place of the driver's"
             )
         if version and version == driver.version:
-            return Finding(NOTE, path, "it is of the driver's own version")
+            return Finding(NOTE, path, "it has the version of the driver")
         return Finding(
             FAILS,
             path,
             f"CUDA for forward compatibility that is not for driver {driver.version} hides the "
             f"driver's {name}: {where} names its directory",
-            f"remove {directory} from there: where it fits, the runtime lets it come first",
+            f"remove {directory} from {where}: if it fits, the runtime puts it first",
         )
     if driver is not None and version == driver.version:
         return Finding(WARNING, path, "a copy of the driver's library", "remove it from the image")
@@ -121,7 +121,7 @@ def _verdict(subject: Subject, name: str, path: str, binary: Binary, where: str)
         path,
         f"the image's own library{f' of driver {version}' if version else ''} hides the driver's "
         f"{name}: {where} names its directory",
-        f"remove the file from the image, or {directory} from there",
+        f"remove the file from the image, or {directory} from {where}",
     )
 
 
@@ -135,7 +135,7 @@ def _places(subject: Subject, name: str, abi: str) -> set[str | None]:
 
 
 def _own(subject: Subject) -> Iterable[Finding]:
-    """Return the libraries of a driver that the image's loader finds without this machine's."""
+    """Return the driver libraries that the image brings and its loader finds."""
     places = {
         subject.contents.resolve(directory)
         for abi in subject.abis
@@ -155,8 +155,8 @@ def _own(subject: Subject) -> Iterable[Finding]:
         yield Finding(
             WARNING,
             names(sorted(own)),
-            "the image has libraries of a driver; the runtime lets this machine's come first, "
-            "and other runtimes may not",
+            "the image has driver libraries; this runtime puts those of the machine first, other "
+            "runtimes may not",
             "remove them from the image",
         )
 
@@ -189,8 +189,8 @@ def _of_cache(subject: Subject) -> Iterable[Finding]:
         yield Finding(
             level,
             CACHE,
-            f"the image's loader cache is stale: it lists libraries of another machine's driver, "
-            f"which are not in the image: {names(sonames)}",
+            "the image's loader cache is stale: it lists driver libraries that are not in the "
+            f"image: {names(sonames)}",
             "run ldconfig when the image is built, without the driver",
         )
 

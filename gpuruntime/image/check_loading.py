@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check that the libraries of the driver can be loaded by the image's C library; pure."""
+"""Check that the loader of the image can load the driver's libraries; pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gpuruntime.image.loader import GLIBC, MUSL, Libc, is_of_musl, newest, numbe
 from gpuruntime.image.subject import FAILS, NOTE, WARNING, Finding, Subject
 from gpuruntime.request.capabilities import COMPUTE, UTILITY
 
-# Without these nothing works that the capability is for.
+# Without its library, a capability does not work at all.
 _FIRST = {COMPUTE: "libcuda.so.1", UTILITY: "libnvidia-ml.so.1"}
 _PLATFORMS = {"x86-64": "linux/amd64", "aarch64": "linux/arm64"}
 
 
 def check(subject: Subject) -> Iterable[Finding]:
-    """Return which of the driver's libraries would not be loaded, and why."""
+    """Return which of the driver's libraries would not load, and why."""
     if subject.is_foreign:
         native = subject.machine.native
         yield Finding(
@@ -51,7 +51,7 @@ def _without_glibc(libc: Libc, *, is_complete: bool) -> Finding:
         return Finding(
             WARNING,
             "all libraries of the driver",
-            "they are for glibc, and no libc.so.6 is in what was looked at of the image",
+            "they are for glibc, and no libc.so.6 is in the examined part of the image",
         )
     return Finding(
         FAILS,
@@ -80,7 +80,7 @@ def _of_other_libc(subject: Subject) -> Iterable[Finding]:
 
 
 def _of_glibc(subject: Subject, abi: str, libc: Libc) -> Iterable[Finding]:
-    """Return what libraries of the driver for *abi* lack in the image, a line a reason."""
+    """Return what the driver's libraries for *abi* lack in the image, one finding a reason."""
     ours = [item for item in subject.selected if item.library.abi == abi]
     essential = _essential(subject, abi, ours)
     drivers = {name for item in ours for name in item.names}
@@ -114,29 +114,29 @@ def _essential(subject: Subject, abi: str, ours: list[DriverLibrary]) -> set[str
 def _lacks(
     subject: Subject, item: DriverLibrary, drivers: set[str], libc: Libc
 ) -> Iterable[tuple[str, str, str]]:
-    """Return why the library *item* of the driver is not loaded, and what to do.
+    """Return (level, reason, action) for each reason why *item* would not load.
 
-    First stands how bad that is if nobody needs the library.
+    The level is that of a library that the image does not need.
     """
     abi = item.library.abi
     for soname in item.library.needed:
         if soname not in drivers and subject.loader.find(soname, abi) is None:
-            # Some are of windows and of encryption, of which most images have no use.
+            # Most images do not use these, such as libraries of window systems.
             yield NOTE, f"{soname} is not in the image", f"install the package that has {soname}"
     missing: dict[str, list[str]] = {}
     for soname, version in item.versions.requires:
         provider = None if soname in drivers else subject.loader.find(soname, abi)
-        # A library without versions is taken as it is.
+        # The loader accepts a library without versions.
         if provider and provider.versions.provides and version not in provider.versions.provides:
             missing.setdefault(soname, []).append(version)
     for soname, versions in missing.items():
-        wanted = newest(versions)
-        if wanted and numbers(wanted) > numbers(libc.version or "0"):
-            has = libc.version or "an older one"
+        required = newest(versions)
+        if required and numbers(required) > numbers(libc.version or "0"):
+            has = libc.version or "an older version"
             yield (
                 WARNING,
-                f"needs glibc {wanted} (GLIBC_{wanted} of {soname}), the image has {has}",
-                f"build on an image with glibc {wanted} or newer, or use an older driver",
+                f"needs glibc {required} (GLIBC_{required} of {soname}), the image has {has}",
+                f"build on an image with glibc {required} or newer, or use an older driver",
             )
         else:
             yield (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check that a container asks for what its image needs of the driver; pure."""
+"""Check that a container requests the driver libraries that its image needs; pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_NAMES = 4
 
 
 def check(subject: Subject) -> Iterable[Finding]:
-    """Return what the container lacks of what its image needs."""
+    """Return the findings about libraries that the image needs and the container lacks."""
     missing: dict[tuple[str, str], list[Need]] = {}
     for need in subject.needs:
         finding, capability = lacks(need, subject)
@@ -31,7 +31,7 @@ def check(subject: Subject) -> Iterable[Finding]:
         yield Finding(
             level,
             names(need.library for need in lacking),
-            f"{user_of(lacking[0])}, and the container does not ask for {capability}",
+            f"{user_of(lacking[0])}, but the container does not request {capability}",
             f'add "{capability}" to {DRIVER_CAPABILITIES}: '
             f"{','.join(sorted({*subject.wanted, capability}))}",
         )
@@ -39,13 +39,13 @@ def check(subject: Subject) -> Iterable[Finding]:
         yield Finding(
             NOTE,
             "no GPU",
-            f"the image needs the driver, and {VISIBLE_DEVICES} is not set",
-            f'run it with "--gpus all", or with -e {VISIBLE_DEVICES}=all',
+            f"the image needs the driver, but {VISIBLE_DEVICES} is not set",
+            f'run the container with "--gpus all", or with -e {VISIBLE_DEVICES}=all',
         )
 
 
 def lacks(need: Need, subject: Subject) -> tuple[Finding | None, str]:
-    """Return what is wrong with *need*, and the driver capability that brings it, or ""."""
+    """Return the finding about *need*, and the missing driver capability that brings it, or ""."""
     driver = subject.machine.driver
     is_32_bit = need.abi in ABIS_OF_32_BIT
     if driver is None:
@@ -58,7 +58,7 @@ def lacks(need: Need, subject: Subject) -> tuple[Finding | None, str]:
         has_32_bit = not is_32_bit or COMPAT32 in subject.wanted
         return None, need.capability if has_32_bit else COMPAT32
     if subject.is_foreign:
-        # There is one finding for all of the image.
+        # One finding covers the whole image.
         return None, ""
     return _not_of_driver(need, subject), ""
 
@@ -79,13 +79,18 @@ def _not_of_driver(need: Need, subject: Subject) -> Finding:
     level = FAILS if need.is_certain else WARNING
     same_abi = [library.soname for library in others if library.abi == need.abi]
     if same_abi:
-        why = f"driver {version} has {names(same_abi)} in its place"
-        return Finding(level, need.library, f"{user_of(need)}, and {why}", "build for that one")
+        why = f"driver {version} has {names(same_abi)} instead"
+        return Finding(
+            level,
+            need.library,
+            f"{user_of(need)}, but {why}",
+            "build the program for that library",
+        )
     if others:
         return Finding(
             level,
             need.library,
-            f"{user_of(need)}, and driver {version} is installed here for "
+            f"{user_of(need)}, but driver {version} is installed here for "
             f"{names(library.abi for library in others)}, not for {need.abi}",
             f"install the driver's libraries for {need.abi}, or programs for "
             f"{subject.machine.native}",
@@ -93,26 +98,26 @@ def _not_of_driver(need: Need, subject: Subject) -> Finding:
     row = LIBRARIES.get(stem(need.library))
     when = ""
     if row is not None and row.until:
-        when = f": it is part of drivers up to {row.until}"
+        when = f": it is part of the driver up to {row.until}"
     elif row is not None and row.since:
-        when = f": it is part of drivers since {row.since}"
+        when = f": it is part of the driver since {row.since}"
     return Finding(
         level,
         need.library,
-        f"{user_of(need)}, and driver {version} as installed here has none{when}",
-        "install the whole driver, or one that has it",
+        f"{user_of(need)}, but driver {version} as installed here does not have it{when}",
+        "install the whole driver, or a version that has it",
     )
 
 
 def user_of(need: Need) -> str:
-    """Return who uses the library of *need*, and how, in a few words."""
+    """Return the first file that uses the library of *need*, how, and the number of others."""
     user = need.users[0]
     more = f" and {len(need.users) - 1} more" if len(need.users) > 1 else ""
     return f"{user.path} {user.how} it{more and f' ({more.strip()})'}"
 
 
 def names(of: Iterable[str]) -> str:
-    """Return the first of names that an image has, for a line."""
+    """Return the first of names that an image has, for a message."""
     unique = list(dict.fromkeys(of))
     more = f" and {len(unique) - _MAX_NAMES} more" if len(unique) > _MAX_NAMES else ""
     return ", ".join(unique[:_MAX_NAMES]) + more

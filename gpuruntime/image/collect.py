@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collect what matters of an image's files, one after the other, within limits."""
+"""Collect the relevant facts of an image's files, one after the other, within limits."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ MAX_CONFIG_FILES = 200
 MIN_ELF_BYTES = 52
 _HEAD_BYTES = 4096
 DEADLINE_S = 120.0
-_MAX_TOLD = 8
+_MAX_LIMITS = 8
 _MAX_TARGET_CHARS = 4096
 
 
 class Full(Exception):  # noqa: N818 (the end of the work, not a failure)
-    """No more is collected; the contents say why."""
+    """A limit is reached, and collecting ends; the contents say which limit."""
 
 
 class Collector:
@@ -47,41 +47,41 @@ class Collector:
         self._damaged = 0
 
     def count(self) -> None:
-        """Count one more entry, whatever it is."""
+        """Count one more entry of any kind."""
         self.contents.entries += 1
         if self.contents.entries > MAX_ENTRIES:
-            raise self._full(f"only {MAX_ENTRIES} entries were looked at")
+            raise self._full(f"only {MAX_ENTRIES} entries were examined")
         self.check_time()
 
     def check_time(self) -> None:
-        """Raise Full if the time is over."""
+        """Raise Full if the deadline has passed."""
         if time.monotonic() > self._end:
-            raise self._full(f"only {self._deadline_s:g} s were spent on it")
+            raise self._full(f"only {self._deadline_s:g} s were spent on reading it")
 
     def link(self, path: str, target: str) -> None:
         """Add the link *path*."""
         if len(target) > _MAX_TARGET_CHARS:
             return
         if len(self.contents.links) >= MAX_LINKS:
-            raise self._full(f"only {MAX_LINKS} links were looked at")
+            raise self._full(f"only {MAX_LINKS} links were examined")
         self._keep(path, target)
         self.contents.links[path] = target
 
     def leave_out(self, path: str, why: str, *, has_libraries: bool = False) -> None:
-        """Say that *path* is not looked at; of many, the first are said.
+        """Record that *path* is not examined, and *why*; only the first ones are named.
 
-        With *has_libraries*, the loader may find something there.
+        With *has_libraries*, the loader may find libraries there.
         """
         if has_libraries:
             self.contents.is_complete = False
         self._damaged += 1
-        if self._damaged <= _MAX_TOLD:
-            self.contents.limits.append(f'"{path}" is not looked at: {why}')
-        elif self._damaged == _MAX_TOLD + 1:
-            self.contents.limits.append("more files are not looked at")
+        if self._damaged <= _MAX_LIMITS:
+            self.contents.limits.append(f'"{path}" is not examined: {why}')
+        elif self._damaged == _MAX_LIMITS + 1:
+            self.contents.limits.append("more files are not examined")
 
     def wants(self, path: str, size: int) -> bool:
-        """Return whether the regular file *path* is to be given to `file`."""
+        """Return whether `file` needs the regular file *path*."""
         if size == 0:
             if ".so" in path.rpartition("/")[2]:
                 self._keep(path)
@@ -90,9 +90,9 @@ class Collector:
         return size >= MIN_ELF_BYTES or is_config(path)
 
     def file(self, path: str, size: int, read_at: elf_file.Reader) -> Binary | None:
-        """Add the regular file *path*, if it matters; return it if it is a program or library.
+        """Add the regular file *path* if it is relevant; return it if it is an ELF file.
 
-        *read_at* may raise OSError, which is said of the file.
+        *read_at* may raise OSError, which the caller records.
         """
         contents = self.contents
         if is_config(path):
@@ -113,7 +113,7 @@ class Collector:
             self.leave_out(path, f"a damaged ELF file: {error}")
             return None
         if len(contents.binaries) >= MAX_BINARIES:
-            raise self._full(f"only {MAX_BINARIES} programs and libraries were looked at")
+            raise self._full(f"only {MAX_BINARIES} programs and libraries were examined")
         versions = binary.versions
         self._keep(path, binary.soname, *binary.needed, *binary.search, *versions.provides)
         self._keep(*(text for pair in versions.requires for text in pair))
@@ -138,7 +138,7 @@ class Collector:
 
 
 def _from(head: bytes, read_at: elf_file.Reader) -> elf_file.Reader:
-    """Return what *read_at* is, with the file's *head* read once: most headers are in it."""
+    """Return *read_at* with the file's *head* cached: it has most of the headers."""
 
     def read(offset: int, length: int) -> bytes:
         if offset + length <= len(head):
@@ -154,5 +154,5 @@ def read_of(fd: int) -> Callable[[int, int], bytes]:
 
 
 def is_config(path: str) -> bool:
-    """Return whether *path* is a file of the loader's configuration, which is kept as it is."""
+    """Return whether *path* is a file of the loader's configuration, which is kept unchanged."""
     return path in (CACHE, LOADER_CONFIG) or path.startswith(LOADER_DIRECTORY)

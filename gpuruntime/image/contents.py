@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an image holds, as plain values: its ELF files, its links, its loader's configuration."""
+"""The contents of an image as plain values: ELF files, links, the loader's configuration."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Binary:
     *needed* are SONAMEs of DT_NEEDED; *opens* are names of driver libraries in its .rodata, which
     it gives to dlopen. *interpreter* is the loader that a program names, "" for a library.
     *search* are the directories of DT_RPATH or DT_RUNPATH. *note* is that of a CUDA library for
-    forward compatibility. The last four are read for files that have to do with the driver only.
+    forward compatibility. The last four are read only for files that are related to the driver.
     """
 
     path: str
@@ -46,11 +46,12 @@ class Binary:
 
 @dataclass(slots=True)
 class Contents:
-    """The files of an image that matter to its loader.
+    """The files of an image that its loader uses.
 
     *links* are path → target; *empty* the paths of empty files that are named like libraries;
     *config* the loader's configuration, path → bytes. *entries* counts everything. *limits* are
-    sentences on what was not looked at, and *is_complete* is False if there may be more files.
+    sentences about files that were not examined; *is_complete* is False if libraries may be
+    missing.
     """
 
     binaries: dict[str, Binary] = field(default_factory=dict)
@@ -62,7 +63,7 @@ class Contents:
     is_complete: bool = True
 
     def resolve(self, path: str) -> str | None:
-        """Return *path* without links, resolved inside the image; None if links go round."""
+        """Return *path* with links resolved inside the image; None for a loop of links."""
         todo = [part for part in path.split("/") if part][::-1]
         parts: list[str] = []
         followed = steps = 0
@@ -87,15 +88,15 @@ class Contents:
         return "/" + "/".join(parts)
 
     def binary(self, path: str) -> Binary | None:
-        """Return the ELF file that *path* leads to, None if there is none."""
+        """Return the ELF file that *path* resolves to, None if there is none."""
         real = self.resolve(path)
         return None if real is None else self.binaries.get(real)
 
     def is_empty(self, path: str) -> bool:
-        """Return whether *path* leads to an empty file that is named like a library."""
+        """Return whether *path* resolves to an empty file that is named like a library."""
         return self.resolve(path) in self.empty
 
 
 def stem(name: str) -> str:
-    """Return what stands before `.so` in the file name of *name*."""
+    """Return the part of the file name of *name* before `.so`."""
     return posixpath.basename(name).partition(".so")[0]

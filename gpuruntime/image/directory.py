@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Walk the root file system of an image that lies in a directory: by descriptors, never by links.
+"""Walk the root file system of an image in a directory: by descriptors, without following links.
 
-Each name is opened by itself in its directory's descriptor, and a link is only read. So nothing
-leads out of the directory, whoever changes it meanwhile. Only regular files are opened.
+Each name is opened relative to the descriptor of its directory, and a link is only read. So the
+walk cannot leave the directory, even if it is changed meanwhile. Only regular files are opened.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from gpuruntime.system.paths import reopen
 
 MAX_DEPTH = 100
 MAX_NAMES = 200_000  # of one directory
-# Where the loader and the libraries are: these come first, should a limit end the walk.
+# The loader and the libraries are here: they come first in case a limit ends the walk.
 _FIRST = ("etc", "lib", "lib64", "usr")
-# What is mounted in a container that runs.
+# Mounts of a running container.
 _OF_CONTAINERS = ("/dev", "/proc", "/run", "/sys")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _NAME = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -39,7 +39,7 @@ def read(path: str, collector: Collector) -> Contents:
     try:
         _Walk(root, collector).run()
     except Full:
-        # The contents say so.
+        # The contents record the limit.
         pass
     except OSError as error:
         raise GpuRuntimeError(
@@ -65,7 +65,7 @@ class _Walk:
         self._directory(os.dup(self._root), "", 0)
 
     def _directory(self, fd: int, path: str, depth: int) -> None:
-        """Look at the directory *fd*, which is closed."""
+        """Examine the directory *fd*, and close it."""
         try:
             for name, kind in self._names(fd, path):
                 self._entry(fd, name, f"{path}/{name}", kind, depth)
@@ -114,7 +114,7 @@ class _Walk:
         self._directory(fd, path, depth + 1)
 
     def _file(self, parent: int, name: str, path: str) -> None:
-        # What has the name now, which may be something else than when it was listed.
+        # The entry may have been replaced since it was listed.
         place = os.open(name, _NAME, dir_fd=parent)
         try:
             status = os.fstat(place)

@@ -18,7 +18,7 @@ from gpuruntime.model import Driver, Library
 
 @dataclass(frozen=True, slots=True)
 class DriverLibrary:
-    """A library of the driver; *names* are all those that it is found by."""
+    """A library of the driver; *names* are all names by which it is found."""
 
     library: Library
     versions: Versions

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read ELF files of images and of the driver: within limits, and without mapping them.
 
-A first look, by `gpuruntime.formats.elf`, is cheap, for an image has thousands of programs. What
-only a few files are asked for, such as symbol versions, pyelftools reads. Whatever is malformed is
-an ElfError.
+`gpuruntime.formats.elf` reads the headers, which is cheap: an image has thousands of programs.
+pyelftools reads what is needed of a few files only, such as symbol versions. A malformed file
+raises ElfError.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_TAGS = 4096
 MAX_READS = 50_000
 MAX_READ_BYTES = 8 << 20
 _CHUNK_BYTES = 1 << 20
-# As long as the longest name, where it is cut by the end of a chunk.
+# The length of the longest name that the end of a chunk can cut.
 _OVERLAP_BYTES = 256
 _PROGBITS = 1
 _WEAK = 2
@@ -45,7 +45,7 @@ _ORDER_AT = 5
 _PROGRAM_OR_LIBRARY = (b"\x02\x00", b"\x03\x00", b"\x00\x02", b"\x00\x03")
 _MAX_OFFSET = (1 << 63) - 1
 
-# Libraries of an image whose symbol versions the driver's libraries ask for.
+# Libraries of an image whose symbol versions the driver's libraries require.
 PROVIDERS = frozenset(
     {
         *("libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1"),
@@ -60,8 +60,8 @@ _STEMS = sorted(
     key=len,
     reverse=True,
 )
-# A whole file name, not part of a format. What stands before it is checked apart: a pattern that
-# begins with its literal is 40 times as fast.
+# A whole file name, not a part of a format string. The character before it is checked separately:
+# a pattern that begins with its literal is 40 times as fast.
 _OPENED = re.compile(
     rb"lib(?:%s)\.so(?:\.[0-9]{1,9}){0,3}(?=[\0\s:'\",;)])"
     % b"|".join(re.escape(name[3:].encode()) for name in _STEMS)
@@ -74,12 +74,12 @@ def is_elf(head: bytes) -> bool:
 
 
 def is_big_endian(head: bytes) -> bool:
-    """Return whether *head* begins a program for a machine that no driver exists for."""
+    """Return whether *head* is of a big-endian program: no driver exists for such machines."""
     return head[_ORDER_AT : _ORDER_AT + 1] == b"\x02"
 
 
 def is_drivers(name: str) -> bool:
-    """Return whether *name* is that of a library which only the driver brings."""
+    """Return whether *name* is the name of a library that only the driver brings."""
     row = LIBRARIES.get(stem(name))
     return row is not None and row.capability != NEVER
 
@@ -90,10 +90,10 @@ def is_wanted(name: str) -> bool:
 
 
 def read_binary(path: str, read_at: Reader, scan: Callable[[int], None]) -> Binary:
-    """Return what the ELF file *path* of an image says of itself; raise ElfError.
+    """Return the facts of the ELF file *path* of an image; raise ElfError.
 
-    *read_at* returns what there is of so many bytes at an offset; *scan* is called with each
-    number of bytes that are to be searched for names, and raises what ends that.
+    *read_at* takes an offset and a length, and returns at most that many bytes. *scan* is called
+    with each number of bytes before they are searched for names, and may raise to end the search.
     """
     first = elf.read(read_at)
     soname = first.soname or ""
@@ -106,7 +106,7 @@ def read_binary(path: str, read_at: Reader, scan: Callable[[int], None]) -> Bina
         file = _open(read_at)
         interpreter, search = _guarded(lambda: _linkage(file))
     except ElfError:
-        # What the loader reads has been read.
+        # The parts that the loader reads have been read.
         return Binary(path, first.abi, soname, first.needed, opens)
     return Binary(
         path=path,
@@ -128,7 +128,7 @@ def read_versions(read_at: Reader) -> Versions:
 
 
 class _File:
-    """An open file over a function that reads, as pyelftools wants one, for so many reads."""
+    """A file object for pyelftools over a read function, with a limit on reads and bytes."""
 
     def __init__(self, read_at: Reader) -> None:
         self._read_at = read_at
@@ -138,7 +138,7 @@ class _File:
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         if whence == os.SEEK_END:
-            # pyelftools asks for the length only to compare places with it.
+            # pyelftools compares offsets with the length, and uses it for nothing else.
             offset += _MAX_OFFSET
         elif whence == os.SEEK_CUR:
             offset += self._at
@@ -161,13 +161,13 @@ class _File:
 
 
 def _guarded(read: Callable[[], _Read]) -> _Read:
-    """Return what *read* does; whatever pyelftools raises is an ElfError."""
+    """Return the result of *read*; turn exceptions of pyelftools into ElfError."""
     try:
         return read()
     except (ElfError, OSError):
         raise
     except Exception as error:
-        # Its parsers raise whatever the bytes lead to.
+        # Malformed bytes make its parsers raise exceptions of any kind.
         raise ElfError(f"{type(error).__name__}: {error}") from error
 
 
@@ -182,7 +182,7 @@ def _open(read_at: Reader) -> ELFFile:
 
 
 def _linkage(file: ELFFile) -> tuple[str, tuple[str, ...]]:
-    """Return the interpreter, and the directories of DT_RUNPATH, or else of DT_RPATH."""
+    """Return the interpreter, and the directories of DT_RUNPATH, by default of DT_RPATH."""
     interpreter = ""
     paths: dict[str, str] = {}
     for segment in file.iter_segments():
@@ -205,7 +205,7 @@ def _versions_if_any(file: ELFFile) -> Versions:
     try:
         return _guarded(lambda: _versions(file))
     except ElfError:
-        # They are looked up by section headers, which the loader does without.
+        # They are found by section headers, which the loader does not need.
         return Versions()
 
 
@@ -220,7 +220,7 @@ def _versions(file: ELFFile) -> Versions:
             library: Any
             for library, wanted in section.iter_versions():
                 for auxiliary in wanted:
-                    # The loader only warns of a weak one that is not there.
+                    # The loader only warns about a missing weak version.
                     if not auxiliary["vna_flags"] & _WEAK:
                         requires[library.name, auxiliary.name] = None
     return Versions(frozenset(provides), tuple(requires))
@@ -231,7 +231,7 @@ def _opened(read_at: Reader, scan: Callable[[int], None]) -> tuple[str, ...]:
     try:
         place = elf.find_section(read_at, b".rodata", _PROGBITS)
     except ElfError:
-        # The loader needs no section headers, and no more do we.
+        # Section headers are optional: the loader does not need them.
         return ()
     if place is None:
         return ()
@@ -247,9 +247,9 @@ def _opened(read_at: Reader, scan: Callable[[int], None]) -> tuple[str, ...]:
             break
         at += len(chunk)
         data = tail + chunk
-        # What ends with the section may lack its NUL.
+        # A name at the end of the section may have no NUL.
         for match in _OPENED.finditer(data if at < end else data + b"\0"):
-            # What begins a later chunk has been seen in the one before, with what precedes it.
+            # A name at the start of the overlap was seen in the chunk before it.
             is_cut = len(tail) == _OVERLAP_BYTES
             before = data[match.start() - 1] if match.start() else _INSIDE if is_cut else 0
             if before not in _IN_NAMES:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read an image that docker or podman has: by a container that is made, exported and removed.
+"""Read an image that docker or podman has, by a container that is created, exported and removed.
 
 Nothing of the image is executed, mounted or written to a file system: the container is never
-started, and its root file system is read as the stream of `export`. That works for both engines,
-for each of their storage drivers, and without root. Nothing is downloaded.
+started, and its root file system is read as the stream of `export`. This works for both engines,
+for all their storage drivers, and without root. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpuruntime.image.collect import Collector
 from gpuruntime.image.contents import Contents
 
 ENGINES = ("docker", "podman")
-# A container that is left, should we be killed, says what it is from.
+# Identifies a container that remains if this process is killed.
 LABEL = "gpuruntime.explain=1"
 _ANSWER_S = 30
 _MAX_ANSWER_BYTES = 4 << 20
@@ -37,7 +37,7 @@ def read(reference: str, collector: Collector) -> tuple[Contents, Sequence[str]]
     """
     if not reference or reference.startswith("-") or not reference.isprintable():
         raise RequestError(
-            f'"{reference}" is no reference of an image', "name it as docker does: name:tag"
+            f'"{reference}" is not an image reference', "use a reference such as name:tag"
         )
     program, environment = _find(reference)
     with _container(program, reference) as name, _export(program, name) as stream:
@@ -46,7 +46,7 @@ def read(reference: str, collector: Collector) -> tuple[Contents, Sequence[str]]
 
 
 def _find(reference: str) -> tuple[str, list[str]]:
-    """Return the engine that has *reference*, and the image's environment."""
+    """Return the program of the engine that has *reference*, and the image's environment."""
     reasons = []
     for name in ENGINES:
         program = shutil.which(name)
@@ -59,18 +59,18 @@ def _find(reference: str) -> tuple[str, list[str]]:
         except GpuRuntimeError as error:
             reasons.append(error.message)
     raise RequestError(
-        f'no engine here has the image "{reference}": {"; ".join(reasons)}',
+        f'no engine on this machine has the image "{reference}": {"; ".join(reasons)}',
         'get it with "docker pull" or "podman pull", or name a directory with "--rootfs"',
     )
 
 
 def _environment(answer: bytes) -> list[str]:
-    """Return the variables of an image of which *answer* is the description."""
+    """Return the variables of the image that *answer*, the output of inspect, describes."""
     try:
         (image,) = json.loads(answer)
         variables = (image.get("Config") or {}).get("Env") or []
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise GpuRuntimeError("its description of the image cannot be read", None) from error
+        raise GpuRuntimeError("its description of the image is malformed", None) from error
     if not isinstance(variables, list) or len(variables) > _MAX_ENVIRONMENT:
         raise GpuRuntimeError("its description of the image has no environment", None)
     entries = [entry for entry in variables if isinstance(entry, str)]
@@ -79,7 +79,7 @@ def _environment(answer: bytes) -> list[str]:
 
 @contextmanager
 def _container(program: str, reference: str) -> Iterator[str]:
-    """Give the id of a container of *reference*, which is removed afterwards."""
+    """Yield the id of a container of *reference*, and remove it afterwards."""
     made = _answer(
         program,
         *("create", "--pull", "never", "--label", LABEL, "--network", "none"),
@@ -88,27 +88,27 @@ def _container(program: str, reference: str) -> Iterator[str]:
     name = made.decode("ascii", "replace").split()[-1] if made.strip() else ""
     if not name.isalnum():
         raise GpuRuntimeError(
-            f'"{program} create" did not name the container', 'remove it with "docker rm"'
+            f'"{program} create" did not print the id of the container',
+            'remove the container with "docker rm"',
         )
     try:
         yield name
     finally:
-        # With volumes that the image asks for.
+        # With the volumes that the image declares.
         _answer(program, "rm", "-f", "-v", name)
 
 
 @contextmanager
 def _export(program: str, name: str) -> Iterator[IO[bytes]]:
-    """Give the stream of the root file system of the container *name*."""
+    """Yield the stream of the root file system of the container *name*."""
     with _started(program, "export", name) as process:
         assert process.stdout is not None
         yield process.stdout
-        # We may have seen enough before its end.
 
 
 @contextmanager
 def _started(program: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Give the running command, which has ended afterwards."""
+    """Yield the running command, and end it afterwards: its output may not be read to the end."""
     try:
         process = subprocess.Popen(
             [program, *words],
@@ -131,7 +131,7 @@ def _started(program: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _answer(program: str, *words: str) -> bytes:
-    """Return what the command prints; raise GpuRuntimeError if it fails or takes too long."""
+    """Return the output of the command; raise GpuRuntimeError if it fails or takes too long."""
     name = os.path.basename(program)
     shown: Any = f"{name} {words[0]}"
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the loader of an image finds libraries, and which C library that is; pure."""
+"""Where the loader of an image finds libraries, and which C library it belongs to; pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MAX_DIRECTORIES = 500
 
 @dataclass(frozen=True, slots=True)
 class Libc:
-    """The C library of an image: *kind*, "" if there is none, and *version*, "" if not known."""
+    """The C library of an image: *kind*, "" if there is none, and *version*, "" if unknown."""
 
     kind: str
     version: str = ""
@@ -44,7 +44,7 @@ class Libc:
 class Cached:
     """An entry of the image's own loader cache.
 
-    One that *is_for_cpu*, in a directory glibc-hwcaps, comes before all others of its name.
+    An entry that *is_for_cpu*, in a directory glibc-hwcaps, takes precedence over others.
     """
 
     soname: str
@@ -54,7 +54,7 @@ class Cached:
 
 
 class Loader:
-    """What the loader of the image *contents* finds, before the driver is added."""
+    """The libraries that the loader of the image *contents* finds before the driver is added."""
 
     def __init__(self, contents: Contents) -> None:
         self._contents = contents
@@ -79,7 +79,7 @@ class Loader:
         return [Cached(name, path, flags, bool(hwcap)) for name, path, flags, _, hwcap in rows]
 
     def find(self, soname: str, abi: str) -> Binary | None:
-        """Return the library *soname* that programs of *abi* get, None if they get none."""
+        """Return the library *soname* that programs of *abi* load, None if there is none."""
         flags = ldcache_merge.ABI_FLAGS.get(abi)
         paths = [row.path for row in self._by_name.get(soname, ()) if row.flags == flags]
         paths += [f"{directory}/{soname}" for directory in self.directories(abi)]
@@ -90,7 +90,7 @@ class Loader:
         return None
 
     def directories(self, abi: str) -> list[str]:
-        """Return where the loader looks without its cache, and where ldconfig would look."""
+        """Return the directories that the loader and ldconfig search."""
         multiarch = [
             f"{lib}/{triplet}"
             for triplet in _TRIPLETS.get(abi, ())
@@ -99,9 +99,9 @@ class Loader:
         return [*multiarch, "/lib64", "/usr/lib64", "/lib", "/usr/lib", *self._configured]
 
     def _release(self, glibc: Binary) -> str:
-        """Return the version of *glibc*: that in its name, or else the newest of its symbols.
+        """Return the version of *glibc*: that in its name, by default the newest of its symbols.
 
-        Not each release has new symbols, and some have them in other libraries than libc.so.6.
+        Not every release has new symbols, and some have them in other libraries than libc.so.6.
         """
         match = _RELEASE.search(glibc.path)
         if match:
@@ -110,7 +110,7 @@ class Loader:
         return newest(version for part in parts if part for version in part.versions.provides)
 
     def libc(self, abi: str) -> Libc:
-        """Return the C library of programs of *abi*: glibc, if there are both."""
+        """Return the C library of programs of *abi*; glibc, if the image has two."""
         if abi not in self._libcs:
             self._libcs[abi] = self._libc(abi)
         return self._libcs[abi]
@@ -118,7 +118,7 @@ class Loader:
     def _libc(self, abi: str) -> Libc:
         glibc = self.find(_LIBC, abi)
         if glibc is not None and newest(glibc.versions.provides):
-            # Without a version, the name is a link that leads to another C library.
+            # A libc.so.6 without versions is a link to another C library.
             return Libc(GLIBC, self._release(glibc))
         paths = (*self._contents.links, *self._contents.binaries)
         if any(_MUSL_LOADER.match(path.removeprefix("/usr")) for path in paths):
@@ -140,12 +140,12 @@ def newest(versions: Iterable[str]) -> str:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Return what to order versions by."""
+    """Return a key that orders versions."""
     return tuple(int(part) for part in version.split(".")[:4] if part.isdecimal())
 
 
 def _configured(config: dict[str, bytes]) -> list[str]:
-    """Return the directories that the loader's configuration names, whatever it includes."""
+    """Return the directories that the loader's configuration files name."""
     directories: dict[str, None] = {}
     for path in sorted(config):
         if path != LOADER_CONFIG and not path.endswith(".conf"):

@@ -12,10 +12,10 @@ from gpuruntime.image.elf_file import is_drivers
 from gpuruntime.request import capabilities
 
 NEEDED, OPENED = "needs", "opens"
-# Whoever opens it by name cannot do without: CUDA's runtime does so.
+# A library that opens it by name, such as CUDA's runtime, does not work without it.
 _CUDA = "libcuda"
 _UNKNOWN = "libnvidia-"
-# Not of the driver, though named like it: of the Container Toolkit and of CUDA's.
+# Not of the driver, despite their names: they belong to the NVIDIA Container Toolkit.
 _OTHERS = ("libnvidia-container", "libnvidia-container-go")
 
 
@@ -32,7 +32,7 @@ class User:
 class Need:
     """A library of the driver, named *library*, that files of the image for *abi* use.
 
-    *capability* brings it, "" if each does.
+    *capability* brings it, "" if every capability does.
     """
 
     library: str
@@ -42,7 +42,7 @@ class Need:
 
     @property
     def is_certain(self) -> bool:
-        """Whether work fails without it; else it may be only one way to do it."""
+        """Whether GPU work fails without it; else its users may have an alternative."""
         return stem(self.library) == _CUDA or any(
             user.how == NEEDED or user.is_program for user in self.users
         )
@@ -53,11 +53,11 @@ class Need:
 
 
 def find(contents: Contents) -> list[Need]:
-    """Return what the image needs of the driver, by name."""
+    """Return the driver libraries that the image needs, sorted by name."""
     users: dict[tuple[str, str], list[User]] = {}
     for binary in contents.binaries.values():
         if is_drivers(binary.soname or binary.path):
-            # A driver in the image: what it needs of itself is no work of the image's.
+            # A driver library in the image: its needs are not those of a program.
             continue
         for library, how in _uses(binary).items():
             user = User(binary.path, how, is_program=bool(binary.interpreter))
@@ -69,7 +69,7 @@ def find(contents: Contents) -> list[Need]:
 
 
 def _uses(binary: Binary) -> dict[str, str]:
-    """Return library → how it is used."""
+    """Return driver library → how *binary* uses it."""
     uses = dict.fromkeys(filter(is_drivers, binary.opens), OPENED)
     for name in binary.needed:
         if is_drivers(name) or (name.startswith(_UNKNOWN) and stem(name) not in _OTHERS):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that is found of an image, the worst first; pure."""
+"""All findings about an image, the worst first; pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _CHECKS = (check_loading.check, check_requests.check, check_hiding.check, check_
 
 
 def findings(subject: Subject) -> list[Finding]:
-    """Return what is found of *subject*, each once."""
+    """Return the findings about *subject*, each once."""
     all_findings = [finding for check in _CHECKS for finding in check(subject)]
     if not subject.contents.binaries:
-        why = "there are no programs: it may not be the root file system of an image"
+        why = "none were found: this may not be the root file system of an image"
         all_findings.append(
-            Finding(WARNING, "no programs", why, "name the directory that has bin and usr")
+            Finding(WARNING, "no programs", why, "name the directory that holds bin and usr")
         )
     all_findings += [Finding(WARNING, "not all files", limit) for limit in subject.contents.limits]
     order = (FAILS, WARNING, NOTE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An image and the machine it would run on, together: what the checks look at; pure."""
+"""An image and the machine that it would run on, for the checks; pure."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ FAILS, WARNING, NOTE = "fails", "warning", "note"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something to know of an image. *level* is FAILS if GPU work fails because of it.
+    """A fact about an image. *level* is FAILS if GPU work fails because of it.
 
-    *action* says what to do about it, "" if there is nothing to do.
+    *action* is what to do about it, "" for nothing.
     """
 
     level: str
@@ -35,7 +35,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Machine:
-    """The driver of a machine of ABI *native*; *cuda_version* is "" if it is not known."""
+    """The driver of a machine of ABI *native*; *cuda_version* is "" if it is unknown."""
 
     native: str
     driver: Driver | None = None
@@ -47,7 +47,7 @@ class Machine:
 class Subject:
     """The *contents* of an image, the variables of its container, and the *machine*.
 
-    *wanted* are the driver capabilities that the container asks for.
+    *wanted* are the driver capabilities that the container requests.
     """
 
     contents: Contents
@@ -62,18 +62,18 @@ class Subject:
 
     @cached_property
     def needs(self) -> list[Need]:
-        """What the image's files need of the driver."""
+        """The driver libraries that the image's files need."""
         return needs.find(self.contents)
 
     @cached_property
     def abi(self) -> str:
-        """The ABI that most of the image's files are for, "" if it has no name here."""
+        """The ABI of most of the image's files, "" if it is not a known one."""
         counts = Counter(binary.abi for binary in self.contents.binaries.values())
         return max(counts, key=lambda abi: (counts[abi], abi), default="")
 
     @property
     def is_foreign(self) -> bool:
-        """Whether the image is for another architecture than the machine's."""
+        """Whether the image is not for the architecture of the machine."""
         return bool(self.contents.binaries) and self.abi not in abis(self.machine.native)
 
     @cached_property
@@ -87,6 +87,6 @@ class Subject:
 
     @cached_property
     def abis(self) -> list[str]:
-        """The ABIs of the files that need the driver, or without such files the image's."""
+        """The ABIs of the files that need the driver; without such files, that of the image."""
         of_needs = dict.fromkeys(need.abi for need in self.needs)
         return list(of_needs) or ([self.abi] if self.contents.binaries else [])

@@ -116,7 +116,7 @@ def test_an_image_whose_work_would_fail(place: Place) -> None:
     assert lines["capabilities"] == "compute, utility"
     assert lines["needs"] == "libnvcuvid.so.1 (video): /bin/app needs it"
     assert lines["fails"] == (
-        "libnvcuvid.so.1: /bin/app needs it, and the container does not ask for video; "
+        "libnvcuvid.so.1: /bin/app needs it, but the container does not request video; "
         'add "video" to NVIDIA_DRIVER_CAPABILITIES: compute,utility,video'
     )
     assert re.fullmatch(
@@ -185,7 +185,7 @@ def test_what_is_no_reference_never_reaches_an_engine(place: Place, name: str) -
     """It could be an option of the engine's."""
     done = place.run(f"--image={name}")
     assert done.returncode == 1
-    assert re.fullmatch(r"error: request: .* is no reference of an image\nhint: .*\n", done.stderr)
+    assert re.fullmatch(r"error: request: .* is not an image reference\nhint: .*\n", done.stderr)
     assert place.calls() == []
 
 
@@ -193,7 +193,7 @@ def test_an_image_of_docker(place: Place) -> None:
     """Its environment counts, its files are streamed, and the container is removed."""
     done = place.run("--image", "app:1")
     assert done.returncode == 1
-    assert "libnvcuvid.so.1: /bin/app needs it, and the container does not" in done.stdout
+    assert "libnvcuvid.so.1: /bin/app needs it, but the container does not" in done.stdout
     assert "no GPU" not in done.stdout
     inspect, create, export, remove = place.calls()
     assert inspect == "image inspect -- app:1"
@@ -235,8 +235,8 @@ def _cut(place: Place) -> None:
 @pytest.mark.parametrize(
     ("fault", "message", "removed"),
     [
-        (_nowhere, "no engine here has the image", False),
-        (_no_json, "its description of the image cannot be read", False),
+        (_nowhere, "no engine on this machine has the image", False),
+        (_no_json, "its description of the image is malformed", False),
         (_full, "docker create: no space left", False),
         (_cut, "the engine's export of the image cannot be read", True),
     ],

@@ -105,7 +105,7 @@ CUDA_APP = program("/bin/app", "libc.so.6", "libcuda.so.1")
 FAULTS: dict[str, tuple[Subject, str, str, str, str]] = {
     "a needed library of a capability that is not asked for": (
         subject(image(libc(), program("/bin/app", "libnvcuvid.so.1"))),
-        *(FAILS, "libnvcuvid.so.1", "/bin/app needs it, and the container does not ask for video"),
+        *(FAILS, "libnvcuvid.so.1", "/bin/app needs it, but the container does not request video"),
         'add "video" to NVIDIA_DRIVER_CAPABILITIES: compute,utility,video',
     ),
     "a program opens it": (
@@ -125,7 +125,7 @@ FAULTS: dict[str, tuple[Subject, str, str, str, str]] = {
     ),
     "without a driver, by the table": (
         subject(image(libc(), program("/bin/app", "libnvoptix.so.1")), machine=Machine("x86-64")),
-        *(FAILS, "libnvoptix.so.1", "does not ask for graphics"),
+        *(FAILS, "libnvoptix.so.1", "does not request graphics"),
         'add "graphics"',
     ),
     "32 bit": (
@@ -137,7 +137,7 @@ FAULTS: dict[str, tuple[Subject, str, str, str, str]] = {
             ),
             machine=machine(of_driver("libcuda.so.1"), of_driver("libcuda.so.1", "i386")),
         ),
-        *(FAILS, "libcuda.so.1", "does not ask for compat32"),
+        *(FAILS, "libcuda.so.1", "does not request compat32"),
         'add "compat32"',
     ),
     "32 bit that is not installed": (
@@ -153,13 +153,13 @@ FAULTS: dict[str, tuple[Subject, str, str, str, str]] = {
     ),
     "a library that the driver no longer has": (
         subject(image(libc(), program("/bin/app", "libnvidia-ifr.so.1"))),
-        *(FAILS, "libnvidia-ifr.so.1", "none: it is part of drivers up to 470"),
+        *(FAILS, "libnvidia-ifr.so.1", "have it: it is part of the driver up to 470"),
         "install the whole driver",
     ),
     "a library in another version": (
         subject(image(libc(), program("/bin/app", "libcuda.so.2"))),
-        *(FAILS, "libcuda.so.2", f"driver {VERSION} has libcuda.so.1 in its place"),
-        "build for that one",
+        *(FAILS, "libcuda.so.2", f"driver {VERSION} has libcuda.so.1 instead"),
+        "build the program for that library",
     ),
     "another architecture": (
         subject(image(program("/bin/app", "libcuda.so.1", abi="aarch64"))),
@@ -198,7 +198,7 @@ FAULTS: dict[str, tuple[Subject, str, str, str, str]] = {
     ),
     "no C library in a part of the image": (
         subject(image(program(), is_complete=False)),
-        *(WARNING, "all libraries of the driver", "in what was looked at"),
+        *(WARNING, "all libraries of the driver", "in the examined part"),
         "",
     ),
     "an old glibc": (
@@ -258,7 +258,7 @@ FAULTS: dict[str, tuple[Subject, str, str, str, str]] = {
             "/opt/lib/libcuda.so.1",
             "the image's own library hides the driver's libcuda.so.1",
         ),
-        "remove the file from the image, or /opt/lib from there",
+        "remove the file from the image, or /opt/lib from LD_LIBRARY_PATH of the container",
     ),
     "an own library of another driver, behind links": (
         subject(
@@ -299,7 +299,7 @@ FAULTS: dict[str, tuple[Subject, str, str, str, str]] = {
             env={"LD_LIBRARY_PATH": "/usr/local/cuda/lib64/stubs"},
         ),
         *(FAILS, "/usr/local/cuda/lib64/stubs/libcuda.so", "a stub of the CUDA toolkit"),
-        "remove /usr/local/cuda/lib64/stubs from there",
+        "remove /usr/local/cuda/lib64/stubs from LD_LIBRARY_PATH",
     ),
     "forward compatibility for another driver": (
         subject(
@@ -311,7 +311,7 @@ FAULTS: dict[str, tuple[Subject, str, str, str, str]] = {
             env={"LD_LIBRARY_PATH": "/c"},
         ),
         *(FAILS, "/c/libcuda.so.1", f"not for driver {VERSION}"),
-        "remove /c from there",
+        "remove /c from LD_LIBRARY_PATH",
     ),
     "a stale loader cache": (
         subject(
@@ -321,7 +321,7 @@ FAULTS: dict[str, tuple[Subject, str, str, str, str]] = {
                 config=cache(("libcuda.so.1", f"{LIB}/libcuda.so.1"), ("libx.so", "/none")),
             )
         ),
-        *(WARNING, CACHE, "which are not in the image: libcuda.so.1"),
+        *(WARNING, CACHE, "that are not in the image: libcuda.so.1"),
         "run ldconfig when the image is built",
     ),
     "a stale loader cache for what the container does not get": (
@@ -343,7 +343,7 @@ FAULTS: dict[str, tuple[Subject, str, str, str, str]] = {
     ),
     "a driver in the image": (
         subject(image(libc(), CUDA_APP, library(f"{LIB}/libcuda.so.535.1.2", "libcuda.so.1"))),
-        *(WARNING, f"{LIB}/libcuda.so.535.1.2", "the image has libraries of a driver"),
+        *(WARNING, f"{LIB}/libcuda.so.535.1.2", "the image has driver libraries"),
         "remove them",
     ),
     "a CUDA runtime of a newer major version": (
@@ -351,13 +351,13 @@ FAULTS: dict[str, tuple[Subject, str, str, str, str]] = {
         *(
             FAILS,
             "CUDA runtime 13.0",
-            "supports CUDA 12.4, and /libcudart.so.13.0.48 needs a newer",
+            "supports CUDA 12.4, but /libcudart.so.13.0.48 needs a newer",
         ),
         "use an image with CUDA 12.4 or older",
     ),
     "a CUDA runtime that is needed from elsewhere": (
         subject(image(libc(), program("/bin/app", "libcudart.so.13"))),
-        *(FAILS, "CUDA runtime 13", "/bin/app needs a newer one"),
+        *(FAILS, "CUDA runtime 13", "/bin/app needs a newer version"),
         "update the driver",
     ),
     "a CUDA runtime of a newer minor version": (
@@ -374,7 +374,7 @@ FAULTS: dict[str, tuple[Subject, str, str, str, str]] = {
             image(libc(), library("/libcudart.so.10.2.89", "libcudart.so.10.2")),
             machine=machine(cuda="10.1"),
         ),
-        *(FAILS, "CUDA runtime 10.2", "needs a newer one"),
+        *(FAILS, "CUDA runtime 10.2", "needs a newer version"),
         "update the driver",
     ),
     "a CUDA runtime, and nobody knows the driver's": (
@@ -382,7 +382,7 @@ FAULTS: dict[str, tuple[Subject, str, str, str, str]] = {
             image(libc(), library("/libcudart.so.12.8.90", "libcudart.so.12")),
             machine=machine(cuda=""),
         ),
-        *(NOTE, "CUDA runtime 12.8", "is not known"),
+        *(NOTE, "CUDA runtime 12.8", "is unknown"),
         "",
     ),
     "no GPU": (

@@ -103,7 +103,7 @@ def test_names_are_seen_across_chunks(
 def test_another_file_system_is_left_out_and_said() -> None:
     """A volume is not of the image, and may be large, or hang."""
     contents = read(Path("/dev"))
-    assert '"/shm" is not looked at: it is another file system' in contents.limits
+    assert '"/shm" is not examined: it is another file system' in contents.limits
     assert not contents.is_complete
 
 
@@ -277,7 +277,7 @@ def test_a_limit_ends_the_walk_and_is_said(
 def test_the_time_ends_the_walk_and_is_said(image: Image) -> None:
     """A file system may be slow."""
     contents = directory.read(str(image.path), Collector(deadline_s=0))
-    assert contents.limits == ["the image is larger: only 0 s were spent on it"]
+    assert contents.limits == ["the image is larger: only 0 s were spent on reading it"]
     assert not contents.is_complete
 
 
@@ -376,7 +376,7 @@ def test_a_damaged_program_is_left_out_and_said(
     contents = read(tmp_path)
     assert list(contents.binaries) == ["/good"]
     (limit,) = contents.limits
-    assert limit.startswith('"/app" is not looked at: a damaged ELF file: ')
+    assert limit.startswith('"/app" is not examined: a damaged ELF file: ')
 
 
 @pytest.mark.slow
