@@ -89,7 +89,7 @@ class Text(Bundle):
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What names the container, or the image, to explain; None for what is not given."""
+    """What names the container, or the image, to explain; None for an input that is not named."""
 
     file: str | None
     bundle: str | None
@@ -171,7 +171,7 @@ def explain(
     *,
     as_json: bool,
     verbose: bool,
-    **given: Any,  # noqa: ANN401 (click's)
+    **values: Any,  # noqa: ANN401 (click's)
 ) -> None:
     """Print what the runtime would add to a container and why, and change nothing.
 
@@ -183,8 +183,8 @@ def explain(
     container does not request, and which would not load. The exit status is 1 if GPU work would
     fail.
     """
-    named = {member.name: given.pop(member.name) for member in fields(Inputs)[:-1]}
-    inputs = Inputs(**named, options=Options(**given))
+    named = {member.name: values.pop(member.name) for member in fields(Inputs)[:-1]}
+    inputs = Inputs(**named, options=Options(**values))
     inputs.check()
     if inputs.is_image:
         explain_image.print_report(

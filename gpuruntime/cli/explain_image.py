@@ -42,7 +42,7 @@ class ImageError(GpuRuntimeError):
     phase = "image"
 
 
-class _Late(BaseException):
+class _DeadlineError(BaseException):
     """The deadline. Not an Exception: pyelftools turns those into errors of the file."""
 
 
@@ -112,9 +112,9 @@ def examine(
         options = replace(options, image_env=(*environment, *options.image_env))
         document = explain_docker.of_options(options, os.environ)
         container = Container(document, config)
-        wanted = driver_options.read(container, (), unknown_is_error=False).capabilities
+        requested = driver_options.read(container, (), unknown_is_error=False).capabilities
         result.notes += [str(ignored) for ignored in container.ignored]
-        result.subject = Subject(contents, container.environment, wanted, machine)
+        result.subject = Subject(contents, container.environment, requested, machine)
         with _deadline(_GRACE_S):
             result.findings = report.findings(result.subject)
     except GpuRuntimeError as error:
@@ -135,14 +135,14 @@ def _contents(rootfs: str | None, image: str | None) -> tuple[Contents, Sequence
 def _deadline(seconds: float) -> Iterator[None]:
     """Raise GpuRuntimeError in what takes longer than *seconds*, also in a system call."""
 
-    def late(*_: object) -> NoReturn:
-        raise _Late
+    def raise_deadline(*_: object) -> NoReturn:
+        raise _DeadlineError
 
-    before = signal.signal(signal.SIGALRM, late)
+    before = signal.signal(signal.SIGALRM, raise_deadline)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
-    except _Late:
+    except _DeadlineError:
         raise GpuRuntimeError(
             f"the image could not be read in {seconds:g} s", "check the file system it is on"
         ) from None
@@ -188,7 +188,7 @@ def _facts(name: str, subject: Subject, max_users: int | None) -> list[tuple[str
     return [
         ("image", f"{name}: {kind}; {size}"),
         ("driver", f"{driver.version}{cuda}" if driver else "none on this machine"),
-        ("capabilities", ", ".join(subject.wanted) or "none"),
+        ("capabilities", ", ".join(subject.capabilities) or "none"),
         *(("needs", _need(need, max_users)) for need in subject.needs),
     ]
 
@@ -243,7 +243,7 @@ def _members(subject: Subject | None) -> dict[str, Any]:
         "driver": {"version": driver.version, "cuda": subject.machine.cuda_version or None}
         if driver
         else None,
-        "capabilities": list(subject.wanted),
+        "capabilities": list(subject.capabilities),
         "needs": [
             {
                 "library": need.library,

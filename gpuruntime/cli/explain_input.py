@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recognise what kind of file `gpuruntime explain` was given, by its content.
+"""Recognise the kind of the file that `gpuruntime explain` reads, by its content.
 
 An OCI config.json; the output of an inspect command; objects of Kubernetes, in YAML or JSON; a
 compose file. Bad input is one RequestError, in bounded time.

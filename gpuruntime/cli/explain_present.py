@@ -27,7 +27,7 @@ _HOOKS = ("prestart", "createRuntime", "createContainer", "startContainer", "pos
 
 
 def of_config(document: OciConfig, whys: Whys) -> list[Reason]:
-    """Return what *document* has of the driver; *whys* are the reasons that are known.
+    """Return the parts of *document* that are of the driver; *whys* are reasons for some of them.
 
     *document* has the shape that gpuruntime.oci.bundle checks.
     """

@@ -208,9 +208,9 @@ def of_inventory(request: Request, inventory: Inventory) -> Whys:
         whys.update({("deviceNodes", node.container_path): why for node in nodes})
     for node in inventory.control_nodes:
         whys["deviceNodes", node.container_path] = "control device, for every container with GPUs"
-    wanted = {"", *capabilities.closed(request.extras.capabilities)}
+    with_required = {"", *capabilities.closed(request.extras.capabilities)}
     for item in _files(inventory):
-        why = _why_file(item, request.extras.capabilities, wanted)
+        why = _why_file(item, request.extras.capabilities, with_required)
         whys["mounts", item.container_path] = why
     for file in inventory.gds_files:
         whys["mounts", file.container_path] = "requested by NVIDIA_GDS"
@@ -298,12 +298,12 @@ def _files(inventory: Inventory) -> list[Library | File]:
     return [*inventory.driver.libraries, *inventory.driver.files]
 
 
-def _why_file(item: Library | File, named: Iterable[str], wanted: set[str]) -> str:
+def _why_file(item: Library | File, named: Iterable[str], with_required: set[str]) -> str:
     if not item.capability:
         return "for every capability"
     if item.capability in named:
         return f"for {item.capability}"
-    if item.capability in wanted:
+    if item.capability in with_required:
         return f"for {item.capability}, which another capability requires"
     return f"for {item.capability}; a library of another capability needs it"
 

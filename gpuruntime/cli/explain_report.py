@@ -104,10 +104,10 @@ def examine(source: Callable[[ExplainHost], Input], config_path: str | None, mod
         except RuntimeExecError as error:
             # The engine may have another PATH.
             report.warnings.append(f"{error.message} (on the PATH of this command)")
-        given = source(host)
-        report.container = given.container
-        report.notes += given.notes
-        _decide(report, given, config, host)
+        explained = source(host)
+        report.container = explained.container
+        report.notes += explained.notes
+        _decide(report, explained, config, host)
     except GpuRuntimeError as error:
         report.error = error
     except Exception as error:  # noqa: BLE001 (as the runtime: the input may be anybody's)
@@ -128,12 +128,12 @@ def _config(report: Report, path: str | None, mode: str) -> Config:
     return Config(values, path)
 
 
-def _decide(report: Report, given: Input, config: Config, host: ExplainHost) -> None:
+def _decide(report: Report, explained: Input, config: Config, host: ExplainHost) -> None:
     """Fill *report* in as far as possible; raise the error that the runtime would."""
-    bundle = given.bundle
+    bundle = explained.bundle
     document, doubt = bundle.parse()
     if doubt is None:
-        report.reasons += explain_present.of_config(document, given.whys)
+        report.reasons += explain_present.of_config(document, explained.whys)
     if not parse.may_ask(bundle.data, config):
         _say_mode(report, Request(), config)
         report.reasons.append(Reason("", NO_DEVICE, "nothing in config.json requests a device"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Typed access to the values of a file that `gpuruntime explain` was given; pure.
+"""Typed access to the values of a file that `gpuruntime explain` reads; pure.
 
 *where* names the value in the file, such as `services.web.devices`. A value of another type is a
 RequestError that names it.

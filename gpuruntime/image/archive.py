@@ -60,19 +60,19 @@ def _regular(file: IO[bytes], path: str, size: int, collector: Collector) -> Non
     head = file.read(MIN_ELF_BYTES)
     if not (is_elf(head) or is_config(path)):
         return
-    with tempfile.SpooledTemporaryFile(MAX_MEMORY_BYTES) as kept:
-        kept.write(head)
+    with tempfile.SpooledTemporaryFile(MAX_MEMORY_BYTES) as spool:
+        spool.write(head)
         rest = min(size, MAX_KEPT_BYTES) - len(head)
         while rest > 0:
             chunk = file.read(min(rest, _CHUNK_BYTES))
             if not chunk:
                 break
-            kept.write(chunk)
+            spool.write(chunk)
             rest -= len(chunk)
             collector.check_time()
 
         def read_at(offset: int, length: int) -> bytes:
-            kept.seek(offset)
-            return kept.read(length)
+            spool.seek(offset)
+            return spool.read(length)
 
         collector.file(path, size, read_at)

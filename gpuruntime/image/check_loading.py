@@ -81,11 +81,11 @@ def _of_other_libc(subject: Subject) -> Iterable[Finding]:
 
 def _of_glibc(subject: Subject, abi: str, libc: Libc) -> Iterable[Finding]:
     """Return what the driver's libraries for *abi* lack in the image, one finding a reason."""
-    ours = [item for item in subject.selected if item.library.abi == abi]
-    essential = _essential(subject, abi, ours)
-    drivers = {name for item in ours for name in item.names}
+    libraries = [item for item in subject.selected if item.library.abi == abi]
+    essential = _essential(subject, abi, libraries)
+    drivers = {name for item in libraries for name in item.names}
     reasons: dict[tuple[str, str, str], list[str]] = {}
-    for item in ours:
+    for item in libraries:
         is_essential = bool(item.names & essential)
         for level, why, action in _lacks(subject, item, drivers, libc):
             key = (FAILS if is_essential else level, why, action)
@@ -94,17 +94,17 @@ def _of_glibc(subject: Subject, abi: str, libc: Libc) -> Iterable[Finding]:
         yield Finding(level, names(sonames), why, action)
 
 
-def _essential(subject: Subject, abi: str, ours: list[DriverLibrary]) -> set[str]:
+def _essential(subject: Subject, abi: str, libraries: list[DriverLibrary]) -> set[str]:
     """Return the names of the libraries without which the image's GPU work fails."""
     todo = [need.library for need in subject.needs if need.abi == abi and need.is_certain]
-    todo += [name for capability, name in _FIRST.items() if capability in subject.wanted]
+    todo += [name for capability, name in _FIRST.items() if capability in subject.capabilities]
     essential: set[str] = set()
     while todo:
         name = todo.pop()
         if name in essential:
             continue
         essential.add(name)
-        for item in ours:
+        for item in libraries:
             if name in item.names:
                 row = LIBRARIES.get(stem(item.library.soname))
                 todo += [*item.library.needed, *(row.opens if row else ())]

@@ -33,7 +33,7 @@ def check(subject: Subject) -> Iterable[Finding]:
             names(need.library for need in lacking),
             f"{user_of(lacking[0])}, but the container does not request {capability}",
             f'add "{capability}" to {DRIVER_CAPABILITIES}: '
-            f"{','.join(sorted({*subject.wanted, capability}))}",
+            f"{','.join(sorted({*subject.capabilities, capability}))}",
         )
     if subject.needs and not subject.environment.get(VISIBLE_DEVICES):
         yield Finding(
@@ -49,13 +49,13 @@ def lacks(need: Need, subject: Subject) -> tuple[Finding | None, str]:
     driver = subject.machine.driver
     is_32_bit = need.abi in ABIS_OF_32_BIT
     if driver is None:
-        if is_32_bit and COMPAT32 not in subject.wanted:
+        if is_32_bit and COMPAT32 not in subject.capabilities:
             return None, COMPAT32
-        return None, "" if need.is_brought(subject.wanted) else need.capability
+        return None, "" if need.is_brought(subject.capabilities) else need.capability
     if any(_is_for(need, item.library.abi, item.names) for item in subject.selected):
         return None, ""
     if any(_is_for(need, item.library.abi, item.names) for item in subject.machine.libraries):
-        has_32_bit = not is_32_bit or COMPAT32 in subject.wanted
+        has_32_bit = not is_32_bit or COMPAT32 in subject.capabilities
         return None, need.capability if has_32_bit else COMPAT32
     if subject.is_foreign:
         # One finding covers the whole image.

@@ -218,8 +218,8 @@ def _versions(file: ELFFile) -> Versions:
                 provides |= {auxiliary.name for auxiliary in names}
         elif isinstance(section, GNUVerNeedSection):
             library: Any
-            for library, wanted in section.iter_versions():
-                for auxiliary in wanted:
+            for library, auxiliaries in section.iter_versions():
+                for auxiliary in auxiliaries:
                     # The loader only warns about a missing weak version.
                     if not auxiliary["vna_flags"] & _WEAK:
                         requires[library.name, auxiliary.name] = None

@@ -24,8 +24,8 @@ from gpuruntime.image.contents import Contents
 ENGINES = ("docker", "podman")
 # Identifies a container that remains if this process is killed.
 LABEL = "gpuruntime.explain=1"
-_ANSWER_S = 30
-_MAX_ANSWER_BYTES = 4 << 20
+_TIMEOUT_S = 30
+_MAX_OUTPUT_BYTES = 4 << 20
 _MAX_ENVIRONMENT = 10_000
 _NO_PROGRAM = "/gpuruntime-never-started"
 
@@ -54,8 +54,8 @@ def _find(reference: str) -> tuple[str, list[str]]:
             reasons.append(f"{name} is not installed")
             continue
         try:
-            answer = _answer(program, "image", "inspect", "--", reference)
-            return program, _environment(answer)
+            output = _output_of(program, "image", "inspect", "--", reference)
+            return program, _environment(output)
         except GpuRuntimeError as error:
             reasons.append(error.message)
     raise RequestError(
@@ -64,10 +64,10 @@ def _find(reference: str) -> tuple[str, list[str]]:
     )
 
 
-def _environment(answer: bytes) -> list[str]:
-    """Return the variables of the image that *answer*, the output of inspect, describes."""
+def _environment(output: bytes) -> list[str]:
+    """Return the variables of the image that *output*, printed by inspect, describes."""
     try:
-        (image,) = json.loads(answer)
+        (image,) = json.loads(output)
         variables = (image.get("Config") or {}).get("Env") or []
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise GpuRuntimeError("its description of the image is malformed", None) from error
@@ -80,7 +80,7 @@ def _environment(answer: bytes) -> list[str]:
 @contextmanager
 def _container(program: str, reference: str) -> Iterator[str]:
     """Yield the id of a container of *reference*, and remove it afterwards."""
-    made = _answer(
+    made = _output_of(
         program,
         *("create", "--pull", "never", "--label", LABEL, "--network", "none"),
         *("--entrypoint", _NO_PROGRAM, "--", reference),
@@ -95,7 +95,7 @@ def _container(program: str, reference: str) -> Iterator[str]:
         yield name
     finally:
         # With the volumes that the image declares.
-        _answer(program, "rm", "-f", "-v", name)
+        _output_of(program, "rm", "-f", "-v", name)
 
 
 @contextmanager
@@ -130,7 +130,7 @@ def _started(program: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def _answer(program: str, *words: str) -> bytes:
+def _output_of(program: str, *words: str) -> bytes:
     """Return the output of the command; raise GpuRuntimeError if it fails or takes too long."""
     name = os.path.basename(program)
     shown: Any = f"{name} {words[0]}"
@@ -139,12 +139,12 @@ def _answer(program: str, *words: str) -> bytes:
             [program, *words],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=_ANSWER_S,
+            timeout=_TIMEOUT_S,
             check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise GpuRuntimeError(
-            f'"{shown}" did not answer in {_ANSWER_S} s', f"check that {name} works"
+            f'"{shown}" did not answer in {_TIMEOUT_S} s', f"check that {name} works"
         ) from error
     except OSError as error:
         raise GpuRuntimeError(
@@ -154,4 +154,4 @@ def _answer(program: str, *words: str) -> bytes:
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
         why = lines[-1][:300] if lines else f"status {done.returncode}"
         raise GpuRuntimeError(f"{shown}: {why}", f"check that {name} works")
-    return done.stdout[:_MAX_ANSWER_BYTES]
+    return done.stdout[:_MAX_OUTPUT_BYTES]

@@ -47,9 +47,9 @@ class Need:
             user.how == NEEDED or user.is_program for user in self.users
         )
 
-    def is_brought(self, wanted: Collection[str]) -> bool:
-        """Return whether the capabilities *wanted* bring it."""
-        return not self.capability or self.capability in capabilities.closed(wanted)
+    def is_brought(self, requested: Collection[str]) -> bool:
+        """Return whether the capabilities *requested* bring it."""
+        return not self.capability or self.capability in capabilities.closed(requested)
 
 
 def find(contents: Contents) -> list[Need]:

@@ -47,12 +47,12 @@ class Machine:
 class Subject:
     """The *contents* of an image, the variables of its container, and the *machine*.
 
-    *wanted* are the driver capabilities that the container requests.
+    *capabilities* are the driver capabilities that the container requests.
     """
 
     contents: Contents
     environment: Mapping[str, str]
-    wanted: Sequence[str]
+    capabilities: Sequence[str]
     machine: Machine
 
     @cached_property
@@ -81,7 +81,7 @@ class Subject:
         """The libraries of the driver that the container gets."""
         if self.machine.driver is None:
             return []
-        chosen = driver_files.select(self.machine.driver, self.wanted)
+        chosen = driver_files.select(self.machine.driver, self.capabilities)
         paths = {library.host_path for library in chosen.libraries}
         return [item for item in self.machine.libraries if item.library.host_path in paths]
 

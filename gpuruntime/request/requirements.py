@@ -224,9 +224,9 @@ def _all(term: list[Factor], host: Host) -> tuple[bool | None, list[str]]:
     unknown: list[str] = []
     for name, sign, value, word in term:
         values = host[name]
-        for actual, said in values.items():
+        for actual, shown in values.items():
             if actual is not None and not _OPERATORS[sign](actual, value):
-                return False, [f"{_shortened(word)} ({name}={said})"]
+                return False, [f"{_shortened(word)} ({name}={shown})"]
         if None in values or not values:
             unknown.append(name)
     return (None, unknown) if unknown else (True, [])
