@@ -85,7 +85,7 @@ def discover(  # noqa: PLR0913 (options, given by name)
             )
         gpus, without_nodes = device_nodes.gpu_nodes(answer.gpus, dev, strict=strict)
         failed = left_out_gpus.completed(answer.left_out, answer.gpus)
-        at_fault, kept_away = _unlisted(answer.gpus, failed)
+        at_fault, kept_away = _unlisted(answer.gpus, failed, dev)
         left_out = (*failed, *without_nodes, *at_fault, *kept_away)
         problems = (
             *answer.problems,
@@ -148,7 +148,7 @@ def _dev_roots(dev_root: str) -> Iterator[tuple[device_nodes.DevRoot, device_nod
 
 
 def _unlisted(
-    gpus: Sequence[Gpu], failed: Sequence[LeftOutDevice]
+    gpus: Sequence[Gpu], failed: Sequence[LeftOutDevice], dev: device_nodes.DevRoot
 ) -> tuple[list[LeftOutDevice], list[LeftOutDevice]]:
     """Return the GPUs that NVML does not list: those at fault, then those kept from the driver.
 
@@ -158,7 +158,7 @@ def _unlisted(
         *(gpu.bus_id for gpu in gpus),
         *(device.bus_id for device in failed if ":" not in device.name),
     ]
-    return left_out_gpus.unlisted(bus_ids) if all(bus_ids) else ([], [])
+    return left_out_gpus.unlisted(bus_ids, dev.exists) if all(bus_ids) else ([], [])
 
 
 def _without_mig_devices(gpus: Sequence[GpuNodes]) -> list[str]:

@@ -14,7 +14,7 @@ from gpuruntime.model import LeftOutDevice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from gpuruntime.model import Gpu
 
@@ -25,6 +25,7 @@ _DISPLAY_CLASS = "0x03"
 _DRIVER = "nvidia"
 _BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")
 _UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-f-]{36})\s*$", re.MULTILINE)
+_MINOR = re.compile(r"^Device Minor:\s*([0-9]{1,7})\s*$", re.MULTILINE)
 _EXCLUDED = re.compile(r"^GPU Excluded:\s*Yes\s*$", re.MULTILINE)
 _MAX_BYTES = 1 << 16
 _MAX_SENTENCES = 4
@@ -59,11 +60,16 @@ def completed(
 
 
 def unlisted(
-    listed: Iterable[str], *, proc: str = "/proc", sys: str = "/sys"
+    listed: Iterable[str],
+    has_node: Callable[[str], bool] = os.path.exists,
+    *,
+    proc: str = "/proc",
+    sys: str = "/sys",
 ) -> tuple[list[LeftOutDevice], list[LeftOutDevice]]:
     """Return the GPUs whose bus ids are not among *listed*: those at fault, then the others.
 
-    The others are GPUs that the operator keeps from the driver.
+    *has_node* returns whether the device node at a path in /dev exists. The others are GPUs that
+    the operator keeps from the driver, or, where this runs in a container, from the container.
     """
     listed = frozenset(listed)
     at_fault, kept_away = [], []
@@ -71,6 +77,8 @@ def unlisted(
         if bus_id in listed:
             continue
         information = _information(proc, bus_id)
+        minor = _MINOR.search(information)
+        node = f"/dev/nvidia{minor[1]}" if minor else ""
         if _EXCLUDED.search(information):
             kept_away.append(
                 LeftOutDevice(
@@ -78,6 +86,15 @@ def unlisted(
                     bus_id=bus_id,
                     reason="the option NVreg_ExcludedGpus of the module nvidia excludes it",
                     hint="remove the GPU from NVreg_ExcludedGpus, and reboot",
+                )
+            )
+        elif minor and not has_node(node):
+            kept_away.append(
+                LeftOutDevice(
+                    uuid=_uuid(information),
+                    bus_id=bus_id,
+                    reason=f'no device node "{node}"',
+                    hint=f'run "nvidia-modprobe -u -c {minor[1]}" on the host',
                 )
             )
         else:

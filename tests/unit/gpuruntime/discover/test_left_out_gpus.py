@@ -42,15 +42,19 @@ class Kernel:
         if driver:
             (device / "driver").symlink_to(f"../../../bus/pci/drivers/{driver}")
 
-    def of_driver(self, bus_id: str, uuid: str, excluded: str = "No") -> None:
+    def of_driver(self, bus_id: str, uuid: str, excluded: str = "No", minor: int = 0) -> None:
         """Have the module nvidia list a GPU."""
         entry = self.proc / "driver/nvidia/gpus" / bus_id
         entry.mkdir(parents=True, exist_ok=True)
-        (entry / "information").write_text(f"GPU UUID: \t {uuid}\nGPU Excluded:\t {excluded}\n")
+        (entry / "information").write_text(
+            f"GPU UUID: \t {uuid}\nDevice Minor: \t {minor}\nGPU Excluded:\t {excluded}\n"
+        )
 
     def unlisted(self, *listed: str) -> tuple[list[str], list[str]]:
         """Return the sentences about the GPUs that are not *listed*."""
-        found = left_out_gpus.unlisted(listed, proc=str(self.proc), sys=str(self.sys))
+        found = left_out_gpus.unlisted(
+            listed, lambda path: path == "/dev/nvidia0", proc=str(self.proc), sys=str(self.sys)
+        )
         return [str(device) for device in found[0]], [str(device) for device in found[1]]
 
 
@@ -106,6 +110,14 @@ def test_a_gpu_that_nvml_no_longer_lists(kernel: Kernel) -> None:
         ],
         [],
     )
+
+
+def test_a_gpu_without_a_node_is_no_fault(kernel: Kernel) -> None:
+    """As in a container that has some of the machine's GPUs: NVML lists those alone."""
+    kernel.of_driver(BUS_IDS[1], uuid(1), minor=1)
+    at_fault, (sentence,) = kernel.unlisted(BUS_IDS[0], BUS_IDS[2])
+    assert at_fault == []
+    assert sentence == f'GPU {BUS_IDS[1]} is left out: no device node "/dev/nvidia1"'
 
 
 def test_an_excluded_gpu_is_no_fault(kernel: Kernel) -> None:
