@@ -1,47 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The config files of an engine, each with the edit that its present content gets."""
+"""The config files of an engine, each with the edits that register a runtime and remove it."""
 
 from __future__ import annotations
 
+import copy
 import glob
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpuruntime.engines import document_edits, files, toml_text
-from gpuruntime.engines.document_edits import EMPTY, Edit, Kind
+from gpuruntime.engines import document_edits, files, toml_render, toml_text
+from gpuruntime.engines.document_edits import EMPTY, Edit, Kind, look_up, put
 from gpuruntime.engines.errors import BadFileError
+from gpuruntime.engines.runtime_entry import Registration
 from gpuruntime.formats import toml_source
 
 Make = Callable[[str | None], str | None]
 
 
+def _unchanged(text: str | None) -> str | None:
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """A file, and the edit that its present content gets.
+    """A config file and its edits.
 
-    *configure* adds the runtime, *remove* takes it out without knowing what was before. *is_ours*:
-    the file is made anew each time, of what others have in it.
+    *configure* adds the runtime; *remove* takes it out without a record of the original.
+    *is_generated*: the whole file is generated again at each configure, from what other people
+    have written into it. *is_needed* returns whether other files still depend on our edits once
+    the files that it gets are gone. *registrations* are those that *configure* makes, or that an
+    undo removes; *configure_for* returns the edit that makes another one.
     """
 
     path: str
     kind: Kind
     configure: Make
     remove: Make
-    is_ours: bool = False
+    is_generated: bool = False
+    is_needed: Callable[[Collection[str]], bool] = lambda _gone: False
+    registrations: tuple[Registration, ...] = ()
+    configure_for: Callable[[Registration], Make] = lambda _registration: _unchanged
 
 
 @dataclass(frozen=True, slots=True)
 class FileSet:
-    """The files to be made, and what the user should know besides."""
+    """The files to edit, and notes for the user."""
 
     files: list[ConfigFile]
     notes: list[str]
 
 
 def whole(path: str, text: str) -> ConfigFile:
-    """Return the file *path* as one that is *text*, all of it."""
+    """Return the file *path*, whose whole content is *text*."""
     return ConfigFile(path, "text", lambda _: text, lambda now: None if now == text else now)
 
 
@@ -50,8 +62,9 @@ def edited(
     kind: Kind,
     configure: Callable[[Mapping[str, Any]], list[Edit]],
     remove: Callable[[Mapping[str, Any]], list[Edit]],
+    is_needed: Callable[[Collection[str]], bool] = lambda _gone: False,
 ) -> ConfigFile:
-    """Return the file *path* as one that is edited where it is."""
+    """Return the file *path*, edited in place."""
 
     def make(text: str | None) -> str:
         text = EMPTY[kind] if text is None else text
@@ -61,37 +74,51 @@ def edited(
         text = text or ""
         return document_edits.apply(kind, text, remove(document_edits.parse(kind, text)))
 
-    return ConfigFile(path, kind, make, unmake)
+    return ConfigFile(path, kind, make, unmake, is_needed=is_needed)
 
 
 def drop_in(
-    path: str, fresh: str, remove: Callable[[Mapping[str, Any]], list[Edit]]
+    path: str,
+    base: Mapping[str, Any],
+    configure: Callable[[Mapping[str, Any]], list[Edit]],
+    remove: Callable[[Mapping[str, Any]], list[Edit]],
 ) -> ConfigFile:
-    """Return the file *path* as one that is *fresh*, with what others have put into it."""
+    """Return the drop-in *path*: the settings *base*, which all runtimes in it share, and ours.
+
+    What other people have written into it is kept.
+    """
 
     def make(text: str | None) -> str:
-        if text is None or not toml_text.parse(text):
-            return fresh + (text or "")
-        return document_edits.apply("toml", text, list(_leaves((), toml_text.parse(fresh))))
+        document = toml_text.parse(text or "")
+        if not document:
+            fresh: dict[str, Any] = copy.deepcopy(dict(base))
+            for edit_path, value in configure(fresh):
+                put(fresh, edit_path, value)
+            return toml_render.render(toml_source.without_empty(fresh)) + (text or "")
+        missing = [edit for edit in _leaves((), base) if look_up(document, edit[0]) is None]
+        text = document_edits.apply("toml", text or "", missing)
+        return document_edits.apply("toml", text, configure(toml_text.parse(text)))
 
     def unmake(text: str | None) -> str | None:
         text = text or ""
-        document = toml_text.parse(text)
-        text = document_edits.apply("toml", text, remove(document))
+        edits = remove(toml_text.parse(text))
+        if not edits:
+            return text
+        text = document_edits.apply("toml", text, edits)
         left = toml_source.without_empty(toml_text.parse(text))
         return None if not left.keys() - {"version"} else text
 
-    return ConfigFile(path, "toml", make, unmake, is_ours=True)
+    return ConfigFile(path, "toml", make, unmake, is_generated=True)
 
 
 def _leaves(path: document_edits.Path, table: Mapping[str, Any]) -> list[Edit]:
-    found: list[Edit] = []
+    edits: list[Edit] = []
     for key, value in table.items():
         if isinstance(value, dict):
-            found += _leaves((*path, key), value)
+            edits += _leaves((*path, key), value)
         else:
-            found.append(((*path, key), value))
-    return found
+            edits.append(((*path, key), value))
+    return edits
 
 
 def load_toml(path: str) -> dict[str, Any]:
@@ -103,9 +130,9 @@ def load_toml(path: str) -> dict[str, Any]:
 
 
 def earlier_drop_ins(drop_in: str, pattern: str) -> list[str]:
-    """Return the files that are read before *drop_in*, in order."""
+    """Return the files that the engine reads before *drop_in*, in order."""
     if not drop_in:
         return []
     directory = os.path.dirname(drop_in)
-    found = sorted(glob.glob(os.path.join(glob.escape(directory), pattern)))
-    return [path for path in found if path < drop_in and os.path.isfile(path)]
+    paths = sorted(glob.glob(os.path.join(glob.escape(directory), pattern)))
+    return [path for path in paths if path < drop_in and os.path.isfile(path)]

@@ -17,6 +17,9 @@ Family = Literal["docker", "containerd", "k0s", "crio", "podman", "template"]
 
 ALIASES = {"cri-o": "crio", "docker-snap": "snap-docker"}
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
+# What our drop-ins are called after, by the name that the command line is called by.
+BRANDS = ("gpuruntime", "nvidia")
+_ORDERS = ("99", "zz")
 _RANCHER = "/var/lib/rancher/{}/agent/etc/containerd"
 _SNAP_DOCKER = ("/var/snap/docker/", "/snap/docker/")
 
@@ -93,6 +96,16 @@ def find(name: str, host: HostFacts, brand: str) -> EngineConfig:
 def _last(drop_in: str, brand: str) -> str:
     """Return a drop-in beside *drop_in* that is read after those of everybody else."""
     return drop_in and os.path.join(os.path.dirname(drop_in), f"zz-{brand}.toml")
+
+
+def other_drop_ins(drop_in: str) -> list[str]:
+    """Return the drop-ins beside *drop_in* that the command writes under its other names."""
+    directory, name = os.path.split(drop_in)
+    stem, extension = os.path.splitext(name)
+    stems = [f"{order}-{brand}" for brand in BRANDS for order in _ORDERS]
+    if stem not in stems:
+        return []
+    return [os.path.join(directory, other + extension) for other in stems if other != stem]
 
 
 def beside(engine: EngineConfig, path: str, brand: str) -> EngineConfig:

@@ -47,10 +47,7 @@ def files_of(engine: EngineConfig, entry: RuntimeEntry, source: str | None) -> F
             f'"{engine.config}" turns the CRI plugin off by "disabled_plugins": Kubernetes gets '
             "no runtime from this containerd"
         )
-    if (
-        containerd_document.runtime_to_copy(cri, entry.name) is None
-        and not entry.has_systemd_cgroup
-    ):
+    if containerd_document.runtime_to_copy(cri, entry) is None and not entry.has_systemd_cgroup:
         notes.append(
             f'no runtime to take options from: "{entry.name}" has the defaults, without '
             "SystemdCgroup"
@@ -77,12 +74,12 @@ def files_of(engine: EngineConfig, entry: RuntimeEntry, source: str | None) -> F
         if has_cri(path)
     ]
     effective = cri if source is not None else effective_cri(cri, version, before)
-    fresh = containerd_document.drop_in(effective, entry, version, cri)
     return FileSet(
         [
             drop_in(
                 engine.drop_in,
-                fresh,
+                containerd_document.shared_settings(effective, version),
+                lambda document: containerd_document.configure(document, entry, version, cri),
                 lambda document: containerd_document.remove(document, entry.name),
             ),
             edited(
@@ -90,6 +87,7 @@ def files_of(engine: EngineConfig, entry: RuntimeEntry, source: str | None) -> F
                 "toml",
                 lambda document: imports(document, engine.config, engine.drop_in, version),
                 lambda document: _without_import(document, engine.drop_in),
+                lambda gone: bool(set(glob.glob(import_of(engine.drop_in))).difference(gone)),
             ),
         ],
         notes,
@@ -106,14 +104,6 @@ def _read_last(engine: EngineConfig, main: Mapping[str, Any]) -> EngineConfig:
     if engine.last and (os.path.exists(engine.last) or any(map(has_cri, others))):
         return dataclasses.replace(engine, drop_in=engine.last)
     return engine
-
-
-def drop_ins(engine: EngineConfig) -> list[EngineConfig]:
-    """Return *engine* for each drop-in of ours that is there; the usual one if none is."""
-    paths = [path for path in (engine.drop_in, engine.last) if path and os.path.exists(path)]
-    return [
-        dataclasses.replace(engine, drop_in=path, last="") for path in paths or [engine.drop_in]
-    ]
 
 
 def _new_version(socket: str) -> int:

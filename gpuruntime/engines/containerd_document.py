@@ -11,11 +11,9 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from gpuruntime.engines import toml_render
 from gpuruntime.engines.document_edits import Edit, Path, look_up, put, table_at
 from gpuruntime.engines.errors import BadFileError
 from gpuruntime.engines.runtime_entry import RuntimeEntry, candidates
-from gpuruntime.formats import toml_source
 
 RUNTIME_TYPE = "io.containerd.runc.v2"
 # For a config file that is not there yet: every containerd from 1.2 on reads it.
@@ -52,12 +50,17 @@ def is_cri_disabled(document: Mapping[str, Any]) -> bool:
     return isinstance(disabled, list) and any(name in names for name in disabled)
 
 
-def runtime_to_copy(cri: Mapping[str, Any], own: str) -> dict[str, Any] | None:
-    """Return the settings of the runtime that *own* takes after; None if none is configured."""
+def runtime_to_copy(cri: Mapping[str, Any], entry: RuntimeEntry) -> dict[str, Any] | None:
+    """Return the settings of the runtime whose options *entry* gets; None if there is none.
+
+    A runtime that runs the same program is *entry* under another name, not one to copy.
+    """
     runtimes = table_at(cri, ("containerd", "runtimes"))
-    for name in candidates(look_up(cri, ("containerd", "default_runtime_name")), own):
+    for name in candidates(look_up(cri, ("containerd", "default_runtime_name")), entry.name):
         if name in runtimes:
-            return copy.deepcopy(table_at(runtimes, (name,)))
+            table = table_at(runtimes, (name,))
+            if look_up(table, ("options", "BinaryName")) != entry.path:
+                return copy.deepcopy(table)
     return None
 
 
@@ -65,7 +68,7 @@ def _runtime(
     cri: Mapping[str, Any], fallback: Mapping[str, Any], entry: RuntimeEntry, version: int
 ) -> dict[str, Any]:
     """Return the table of the runtime *entry*: a copy, but for the program that is run."""
-    copied = runtime_to_copy(cri, entry.name) or runtime_to_copy(fallback, entry.name)
+    copied = runtime_to_copy(cri, entry) or runtime_to_copy(fallback, entry)
     table = copied if copied is not None else dict(_BARE_RUNTIME)
     if not table.get("runtime_type"):
         table["runtime_type"] = RUNTIME_TYPE
@@ -123,28 +126,9 @@ def configure(
     return found
 
 
-def drop_in(
-    cri: Mapping[str, Any], entry: RuntimeEntry, version: int, main: Mapping[str, Any]
-) -> str:
-    """Return the text of a drop-in: the settings *cri* of the plugin, and *entry*.
-
-    *main* are the settings of the main file, for what *cri* lacks.
-    """
-    base = plugin_path(version)
-    document: dict[str, Any] = {"version": version, "plugins": {base[1]: copy.deepcopy(dict(cri))}}
-    for path, value in configure(document, entry, version, main):
-        put(document, path, value)
-    return toml_render.render(toml_source.without_empty(document))
-
-
-def patch(entry: RuntimeEntry, version: int, source: Mapping[str, Any]) -> str:
-    """Return the text of a drop-in that is merged, not copied over: *entry* and nothing else."""
-    base = plugin_path(version)
-    document: dict[str, Any] = {"version": version}
-    for path, value in configure({"version": version}, entry, version, table_at(source, base)):
-        if value is not None:
-            put(document, path, value)
-    return toml_render.render(document)
+def shared_settings(cri: Mapping[str, Any], version: int) -> dict[str, Any]:
+    """Return what a drop-in has besides runtimes: the settings *cri* of the plugin."""
+    return {"version": version, "plugins": {plugin_path(version)[1]: copy.deepcopy(dict(cri))}}
 
 
 def remove(document: Mapping[str, Any], name: str) -> list[Edit]:

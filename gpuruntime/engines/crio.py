@@ -16,7 +16,7 @@ from gpuruntime.engines.config_files import (
     load_toml,
 )
 from gpuruntime.engines.config_paths import EngineConfig
-from gpuruntime.engines.document_edits import Edit, look_up, rendered, table_at
+from gpuruntime.engines.document_edits import Edit, look_up, table_at
 from gpuruntime.engines.runtime_entry import RuntimeEntry, candidates
 
 RUNTIME = ("crio", "runtime")
@@ -35,8 +35,12 @@ def configure(
     table_at(document, RUNTIMES)
     runtimes = table_at(source, RUNTIMES)
     names = candidates(look_up(source, DEFAULT), entry.name)
-    copied = next((runtimes[name] for name in names if name in runtimes), None)
-    table = copy.deepcopy(copied) if isinstance(copied, dict) else {}
+    tables = [runtimes[name] for name in names if isinstance(runtimes.get(name), dict)]
+    # A runtime that runs the same program is ours under another name, not one to copy.
+    copied: dict[str, Any] = next(
+        (table for table in tables if table.get("runtime_path") != entry.path), {}
+    )
+    table = copy.deepcopy(copied)
     table["runtime_path"] = entry.path
     table["runtime_type"] = "oci"
     edits: list[Edit] = []
@@ -99,5 +103,7 @@ def files_of(engine: EngineConfig, entry: RuntimeEntry, source: str | None) -> F
             without,
         )
         return FileSet([target], notes)
-    fresh = rendered(configure({}, entry, known))
-    return FileSet([drop_in(engine.drop_in, fresh, without)], notes)
+    return FileSet(
+        [drop_in(engine.drop_in, {}, lambda document: configure(document, entry, known), without)],
+        notes,
+    )

@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from gpuruntime.engines import json_text, toml_render, toml_text
+from gpuruntime.engines import json_text, toml_text
 from gpuruntime.engines.errors import BadFileError
 
 Kind = Literal["json", "toml", "text"]
@@ -56,14 +56,6 @@ def put(document: dict[str, Any], path: Path, value: Any) -> None:  # noqa: ANN4
         document.pop(path[-1], None)
     else:
         document[path[-1]] = value
-
-
-def rendered(found: Sequence[Edit]) -> str:
-    """Return a new TOML text that has the values of the edits *found*."""
-    document: dict[str, Any] = {}
-    for path, value in found:
-        put(document, path, value)
-    return toml_render.render(document)
 
 
 def apply(kind: Kind, text: str, edits: Sequence[Edit]) -> str:

@@ -1,122 +1,197 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configure an engine, and undo it: what changes in its files, and the changes made on disk."""
+"""Configure an engine, and undo it: what changes in its files, and the changes made on disk.
+
+A file can have several runtimes of ours, which share some settings: an import, CDI, a copy of the
+engine's settings. An undo of one of them therefore computes the file as it would be if only the
+others had been configured, and makes the difference in the file as it is now.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuruntime.engines import document_edits, files, undo_records
 from gpuruntime.engines.config_files import ConfigFile
 from gpuruntime.engines.errors import BadFileError
+from gpuruntime.engines.runtime_entry import Registration
 from gpuruntime.engines.undo_records import UndoRecord
 
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
-    """The file *path*, its text before and after (None: no file), and what an undo needs."""
+    """The file *path*, its text before and after (None: no file), and its undo record."""
 
     path: str
     before: str | None
     after: str | None
-    original: str | None = None
-    directories: tuple[str, ...] = ()
+    record_before: UndoRecord | None = None
+    record_after: UndoRecord | None = None
 
     def diff(self) -> str:
-        """Return the change as a unified diff, "" if it is none."""
+        """Return the change as a unified diff, "" if there is none."""
         return document_edits.difference(self.before, self.after, self.path)
 
 
 def to_configure(config_files: Sequence[ConfigFile], state: str) -> list[FileChange]:
-    """Return what is to be done to the files so that the runtime is configured; reads only."""
+    """Return the changes to the files that register the runtime; nothing is written."""
     changes = []
     for config_file in config_files:
-        before = files.read(config_file.path)
-        record = undo_records.load(state, config_file.path)
-        original = before
         try:
-            if record is not None:
-                original = document_edits.without(
-                    config_file.kind, before, record.original, record.written
-                )
-            after = config_file.configure(original if config_file.is_ours else before)
-            if document_edits.is_same(config_file.kind, before, after):
-                after = before
+            changes.append(_configured(config_file, undo_records.load(state, config_file.path)))
         except BadFileError as error:
             raise error.of(config_file.path) from error
-        directories = record.directories if record else ()
-        changes.append(FileChange(config_file.path, before, after, original, directories))
     return changes
+
+
+def _configured(config_file: ConfigFile, record: UndoRecord | None) -> FileChange:
+    before = original = files.read(config_file.path)
+    others = _others(config_file, record)
+    if record is not None:
+        original = document_edits.without(
+            config_file.kind, before, record.original, record.written
+        )
+    after = before
+    if config_file.is_generated:
+        after = original
+        for registration in others:
+            after = config_file.configure_for(registration)(after)
+    after = config_file.configure(after)
+    runtimes = (*others, *config_file.registrations)
+    if document_edits.is_same(config_file.kind, before, after) or after is None:
+        record_after = record and dataclasses.replace(record, runtimes=runtimes)
+        return FileChange(config_file.path, before, before, record, record_after)
+    directories = record.directories if record else ()
+    path = files.resolve(config_file.path)
+    record_after = UndoRecord(path, original, after, directories, runtimes)
+    return FileChange(config_file.path, before, after, record, record_after)
+
+
+def _others(config_file: ConfigFile, record: UndoRecord | None) -> tuple[Registration, ...]:
+    """Return the registrations in *record* that are not those of *config_file*."""
+    keys = {registration.key for registration in config_file.registrations}
+    runtimes = record.runtimes if record else ()
+    return tuple(registration for registration in runtimes if registration.key not in keys)
 
 
 def to_undo(config_files: Sequence[ConfigFile], state: str) -> list[FileChange]:
-    """Return what is to be done to the files so that nothing of ours is in them; reads only.
+    """Return the changes to the files that remove the runtime; nothing is written.
 
-    Where there is a record of one of them, those without were right as they were, and are not
-    ours to change.
+    If a record of one file has the runtime, files without the runtime in their records had it
+    before us, if at all, and are left alone.
     """
-    changes = []
-    records_by_path = {
+    records = {
         config_file.path: undo_records.load(state, config_file.path)
         for config_file in config_files
     }
-    has_records = any(record is not None for record in records_by_path.values())
-    for config_file in reversed(config_files):
-        before = files.read(config_file.path)
-        record = records_by_path[config_file.path]
+    is_recorded = any(_has_runtime(file, records[file.path]) for file in config_files)
+    changes: list[FileChange] = []
+    for config_file in config_files:
+        removed = [change.path for change in changes if change.after is None]
         try:
-            if record is not None:
-                after = document_edits.without(
-                    config_file.kind, before, record.original, record.written
-                )
-            elif before is None or has_records:
-                after = before
-            else:
-                after = config_file.remove(before)
+            change = _undone(config_file, records, removed, is_recorded=is_recorded)
         except BadFileError as error:
             raise error.of(config_file.path) from error
-        directories = record.directories if record else ()
-        changes.append(FileChange(config_file.path, before, after, None, directories))
-    return changes
+        changes.append(change)
+    # A file that imports another is changed before the other is removed.
+    return changes[::-1]
+
+
+def _undone(
+    config_file: ConfigFile,
+    records: Mapping[str, UndoRecord | None],
+    removed: Collection[str],
+    *,
+    is_recorded: bool,
+) -> FileChange:
+    path = config_file.path
+    record = records[path]
+    before = files.read(path)
+    if record is not None and _has_runtime(config_file, record):
+        return _undone_by_record(config_file, record, before, removed)
+    # A generated file can have a copy of the runtime, taken from another file.
+    is_copy = record is not None and config_file.is_generated
+    if before is None or (is_recorded and not is_copy):
+        return FileChange(path, before, before, record, record)
+    if record is None:
+        return FileChange(path, before, config_file.remove(before))
+    original = record.original
+    record_after = dataclasses.replace(
+        record,
+        original=original if original is None else config_file.remove(original),
+        written=config_file.remove(record.written) or "",
+    )
+    return FileChange(path, before, config_file.remove(before), record, record_after)
+
+
+def _has_runtime(config_file: ConfigFile, record: UndoRecord | None) -> bool:
+    """Return whether *record* has one of the runtimes that an undo of *config_file* removes.
+
+    A record without runtimes is that of an earlier version, which had one for all.
+    """
+    if record is None:
+        return False
+    return not record.runtimes or len(_others(config_file, record)) < len(record.runtimes)
+
+
+def _undone_by_record(
+    config_file: ConfigFile, record: UndoRecord, before: str | None, removed: Collection[str]
+) -> FileChange:
+    others = _others(config_file, record)
+    written = record.original
+    for registration in others:
+        written = config_file.configure_for(registration)(written)
+    is_needed = not others and config_file.is_needed(removed)
+    if is_needed:
+        written = config_file.configure(written)
+    elif others and config_file.is_generated:
+        # The settings that the others were configured from may have a copy of the runtime.
+        written = config_file.remove(written)
+    after = document_edits.without(config_file.kind, before, written, record.written)
+    record_after = None
+    if (others or is_needed) and written is not None:
+        record_after = dataclasses.replace(record, written=written, runtimes=others)
+    return FileChange(config_file.path, before, after, record, record_after)
 
 
 def configure(changes: Sequence[FileChange], state: str) -> list[str]:
     """Make *changes*, and return what was done to each file: "wrote" or "unchanged".
 
-    The record of a file is there before the file is: whatever happens between, an undo is right.
+    The record is written before the file, so that an undo is right whatever happens in between.
     """
-    done = []
+    lines = []
     for change in changes:
+        record = change.record_after
+        if record is not None and record != change.record_before:
+            made = files.missing_directories(change.path)
+            directories = (*record.directories, *made)
+            undo_records.store(state, dataclasses.replace(record, directories=directories))
         if change.after == change.before or change.after is None:
-            done.append(f'unchanged "{change.path}"')
-            continue
-        record = UndoRecord(
-            files.resolve(change.path), change.original, change.after, change.directories
-        )
-        made = files.missing_directories(change.path)
-        if made:
-            record = UndoRecord(
-                record.path, record.original, record.written, (*change.directories, *made)
-            )
-        undo_records.store(state, record)
-        files.replace(change.path, change.after)
-        done.append(f'wrote "{change.path}"')
-    return done
+            lines.append(f'unchanged "{change.path}"')
+        else:
+            files.replace(change.path, change.after)
+            lines.append(f'wrote "{change.path}"')
+    return lines
 
 
 def undo(changes: Sequence[FileChange], state: str) -> list[str]:
     """Make *changes* of an undo, and return what was done to each file."""
-    done = []
+    lines = []
     for change in changes:
+        directories = change.record_before.directories if change.record_before else ()
         if change.after == change.before:
-            done.append(f'unchanged "{change.path}"')
+            lines.append(f'unchanged "{change.path}"')
         elif change.after is None:
-            files.remove(change.path, list(change.directories))
-            done.append(f'removed "{change.path}"')
+            files.remove(change.path, list(directories))
+            lines.append(f'removed "{change.path}"')
         else:
             files.replace(change.path, change.after)
-            done.append(f'wrote "{change.path}"')
-        if os.path.isdir(state):
-            undo_records.forget(state, change.path)
-    return done
+            lines.append(f'wrote "{change.path}"')
+        if change.record_after is None:
+            if os.path.isdir(state):
+                undo_records.forget(state, change.path)
+        elif change.record_after != change.record_before:
+            undo_records.store(state, change.record_after)
+    return lines

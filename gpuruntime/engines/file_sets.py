@@ -1,39 +1,116 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The config files that register a runtime with each engine; reads only."""
+"""The config files that register a runtime with each engine; nothing is written here."""
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Callable
+from functools import partial
 
-from gpuruntime.engines import containerd, crio, docker, k0s, podman, rancher
-from gpuruntime.engines.config_files import FileSet
+from gpuruntime.engines import (
+    config_paths,
+    containerd,
+    crio,
+    docker,
+    files,
+    k0s,
+    podman,
+    rancher,
+)
+from gpuruntime.engines.config_files import ConfigFile, FileSet, Make
 from gpuruntime.engines.config_paths import EngineConfig
 from gpuruntime.engines.errors import BadFileError
-from gpuruntime.engines.runtime_entry import RuntimeEntry
+from gpuruntime.engines.runtime_entry import Registration, RuntimeEntry
 
 
 def to_configure(engine: EngineConfig, entry: RuntimeEntry, source: str | None = None) -> FileSet:
     """Return the files of *engine* for *entry*.
 
-    *source* is the config that the engine itself prints, for what is copied. Raises ConfigError.
+    *source* is the config that the engine itself prints, from which options are copied. Raises
+    ConfigError.
     """
+    file_set = _files_of(engine, entry, source)
+    drop_in = _drop_in_of(file_set)
+    registration = Registration(entry, engine.name, engine.config, drop_in, source)
+    return _registered(engine, file_set, (registration,))
+
+
+def to_undo(engine: EngineConfig, entry: RuntimeEntry) -> FileSet:
+    """Return the files of *engine* that may have *entry* in them. Raises ConfigError."""
+    if engine.family == "template":
+        file_set = rancher.files_to_undo(engine, entry)
+        registration = Registration(entry, engine.name, engine.config, "")
+        return _registered(engine, file_set, (registration,))
+    config_files: dict[str, ConfigFile] = {}
+    registrations = []
+    for path in _drop_ins(engine, entry):
+        each = dataclasses.replace(engine, drop_in=path, last="")
+        # The file that imports the drop-ins is among the files of each.
+        file_set = _files_of(each, entry, None)
+        config_files.update({file.path: file for file in file_set.files})
+        drop_in = _drop_in_of(file_set)
+        registrations.append(Registration(entry, engine.name, engine.config, drop_in))
+    # Whether an import is still needed depends on what becomes of the drop-ins.
+    ordered = sorted(config_files.values(), key=lambda file: not file.is_generated)
+    return _registered(engine, FileSet(ordered, []), tuple(registrations))
+
+
+def _files_of(engine: EngineConfig, entry: RuntimeEntry, source: str | None) -> FileSet:
     try:
         return _FILES_OF[engine.family](engine, entry, source)
     except BadFileError as error:
         raise error.of(engine.config) from error
 
 
-def to_undo(engine: EngineConfig, entry: RuntimeEntry) -> FileSet:
-    """Return the files of *engine* that may have *entry* in them. Raises ConfigError."""
-    if engine.family == "template":
-        return rancher.files_to_undo(engine, entry)
-    found = [
-        config_file
-        for each in containerd.drop_ins(engine)
-        for config_file in to_configure(each, entry).files
+def _drop_in_of(file_set: FileSet) -> str:
+    """Return the drop-in of *file_set*, "" if it is the config file itself that is edited."""
+    return next((file.path for file in file_set.files if file.is_generated), "")
+
+
+def _registered(
+    engine: EngineConfig, file_set: FileSet, registrations: tuple[Registration, ...]
+) -> FileSet:
+    config_files = [
+        dataclasses.replace(
+            file, registrations=registrations, configure_for=partial(_edit, engine, file.path)
+        )
+        for file in file_set.files
     ]
-    # The file that imports them is among the files of each.
-    return FileSet(list({config_file.path: config_file for config_file in found}.values()), [])
+    return FileSet(config_files, file_set.notes)
+
+
+def _edit(engine: EngineConfig, path: str, registration: Registration) -> Make:
+    """Return the edit of the file *path* that makes *registration*."""
+    engine = dataclasses.replace(engine, drop_in=registration.drop_in, last="")
+    for file in _files_of(engine, registration.entry, registration.source).files:
+        if file.path == path:
+            return file.configure
+    return lambda text: text
+
+
+def _drop_ins(engine: EngineConfig, entry: RuntimeEntry) -> list[str]:
+    """Return the drop-ins that may have *entry* in them; the usual one if there is none."""
+    paths = [path for path in (engine.drop_in, engine.last) if path and os.path.exists(path)]
+    paths += [
+        path
+        for path in config_paths.other_drop_ins(engine.drop_in)
+        if path != engine.last and os.path.exists(path) and _has_entry(engine, path, entry)
+    ]
+    return paths or [engine.drop_in]
+
+
+def _has_entry(engine: EngineConfig, path: str, entry: RuntimeEntry) -> bool:
+    text = files.read(path)
+    each = dataclasses.replace(engine, drop_in=path, last="")
+    try:
+        return any(
+            file.remove(text) != text
+            for file in _files_of(each, entry, None).files
+            if file.path == path
+        )
+    except BadFileError as error:
+        raise error.of(path) from error
 
 
 _FILES_OF: dict[str, Callable[[EngineConfig, RuntimeEntry, str | None], FileSet]] = {

@@ -14,7 +14,7 @@ MAX_BYTES = 1 << 20
 NEW_FILE_MODE = 0o644
 
 
-def read(path: str) -> str | None:
+def read(path: str, max_bytes: int = MAX_BYTES) -> str | None:
     """Return the text of the file *path*, None if there is none; raise ConfigError if unusable."""
     try:
         # O_NONBLOCK: a FIFO must not hang us.
@@ -31,13 +31,13 @@ def read(path: str) -> str | None:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise ConfigError(f'"{path}" is no regular file', "name a config file")
         with open(fd, "rb", closefd=False) as stream:
-            data = stream.read(MAX_BYTES + 1)
+            data = stream.read(max_bytes + 1)
     except OSError as error:
         raise _unreadable(path, error) from error
     finally:
         os.close(fd)
-    if len(data) > MAX_BYTES:
-        raise ConfigError(f'"{path}" has more than {MAX_BYTES} bytes', "name a config file")
+    if len(data) > max_bytes:
+        raise ConfigError(f'"{path}" has more than {max_bytes} bytes', "name a config file")
     try:
         text = data.decode()
     except UnicodeDecodeError as error:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from gpuruntime.engines import containerd, containerd_document, files, toml_text
 from gpuruntime.engines.config_files import FileSet, drop_in
 from gpuruntime.engines.config_paths import EngineConfig
+from gpuruntime.engines.document_edits import table_at
 from gpuruntime.engines.errors import BadFileError
 from gpuruntime.engines.runtime_entry import RuntimeEntry
 
@@ -29,8 +30,11 @@ def files_of(engine: EngineConfig, entry: RuntimeEntry, source: str | None) -> F
         if "version" in known
         else containerd_document.NEW_VERSION
     )
-    fresh = containerd_document.patch(entry, version, generated)
+    cri = table_at(generated, containerd_document.plugin_path(version))
     target = drop_in(
-        engine.drop_in, fresh, lambda document: containerd_document.remove(document, entry.name)
+        engine.drop_in,
+        {"version": version},
+        lambda document: containerd_document.configure(document, entry, version, cri),
+        lambda document: containerd_document.remove(document, entry.name),
     )
     return FileSet([target], [])

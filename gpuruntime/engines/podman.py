@@ -14,7 +14,7 @@ from gpuruntime.engines.config_files import (
     load_toml,
 )
 from gpuruntime.engines.config_paths import EngineConfig
-from gpuruntime.engines.document_edits import Edit, look_up, rendered, table_at
+from gpuruntime.engines.document_edits import Edit, look_up, put, table_at
 from gpuruntime.engines.errors import BadFileError
 from gpuruntime.engines.runtime_entry import RuntimeEntry
 
@@ -87,5 +87,13 @@ def files_of(engine: EngineConfig, entry: RuntimeEntry, source: str | None) -> F
             engine.config, "toml", lambda document: configure(document, entry, known), without
         )
         return FileSet([target], notes)
-    fresh = rendered(configure({}, entry, known))
-    return FileSet([drop_in(engine.drop_in, fresh, without)], notes)
+    base: dict[str, Any] = {}
+    put(base, JSON, _DEFAULT_JSON if known is None else known)
+    return FileSet(
+        [
+            drop_in(
+                engine.drop_in, base, lambda document: configure(document, entry, known), without
+            )
+        ],
+        notes,
+    )

@@ -51,8 +51,10 @@ def configure(text: str | None, entry: RuntimeEntry, version: int) -> str:
             f'has a runtime "{entry.name}" that is not ours', "take it out, or choose another name"
         )
     block = _block(entry, version, has_field=BASE.strip() in rest or ".SystemdCgroup" in rest)
-    if _BLOCK.search(text):
-        return _BLOCK.sub(lambda _: block, text, count=1)
+    if any(_has_name(match, entry.name) for match in _BLOCK.finditer(text)):
+        return _BLOCK.sub(
+            lambda match: block if _has_name(match, entry.name) else match.group(), text
+        )
     end = "" if text.endswith("\n") else "\n"
     return f"{text}{end}\n{block}"
 
@@ -68,9 +70,19 @@ def _block(entry: RuntimeEntry, version: int, *, has_field: bool) -> str:
     return _BEGIN + "".join(f"{line}\n" for line in lines) + _END
 
 
-def remove(text: str) -> str:
-    """Return the template without what is ours."""
-    return re.sub(r"\n?" + _BLOCK.pattern, "", text, flags=re.DOTALL)
+def _has_name(block: re.Match[str], name: str) -> bool:
+    """Return whether the *block* of ours is that of the runtime *name*."""
+    return f".runtimes.{key_text((name,))}]" in block.group()
+
+
+def remove(text: str, name: str) -> str:
+    """Return the template without our block of the runtime *name*."""
+    return re.sub(
+        r"\n?" + _BLOCK.pattern,
+        lambda match: "" if _has_name(match, name) else match.group(),
+        text,
+        flags=re.DOTALL,
+    )
 
 
 def files_of(engine: EngineConfig, entry: RuntimeEntry, source: str | None) -> FileSet:
@@ -98,7 +110,7 @@ def _in_template(engine: EngineConfig, entry: RuntimeEntry) -> ConfigFile:
         path,
         "text",
         lambda text: configure(text, entry, version),
-        lambda text: remove(text or ""),
+        lambda text: remove(text or "", entry.name),
     )
 
 

@@ -53,6 +53,26 @@ class RuntimeEntry:
         return [prefix if prefix.endswith("*") else f"{prefix}*" for prefix in self.annotations]
 
 
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A runtime as it was registered: with which engine, and in which of the engine's files.
+
+    *config* is the engine's config file, *drop_in* the drop-in that has the runtime ("": none, the
+    config file has it). *source* is the config that the engine printed, if options are from it.
+    """
+
+    entry: RuntimeEntry
+    engine: str
+    config: str
+    drop_in: str
+    source: str | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What a later registration of the same runtime in the same place replaces."""
+        return (self.entry.name, self.drop_in)
+
+
 def candidates(default: object, name: str) -> list[str]:
     """Return the names of the runtimes whose options *name* takes over, the best first."""
     first = [default] if isinstance(default, str) and default and default != name else []

@@ -7,30 +7,36 @@ comments, because JSON has none.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
 from dataclasses import dataclass
+from typing import Any
 
 from gpuruntime.engines import files
+from gpuruntime.engines.runtime_entry import Registration, RuntimeEntry
 from gpuruntime.errors import ConfigError
 from gpuruntime.trusted_files import may_trust
 
 FORMAT = 1
+# A record has a config file twice, and what the engine printed.
+MAX_BYTES = 16 * files.MAX_BYTES
 DIRECTORY = "/var/lib/gpuruntime/engines"
 
 
 @dataclass(frozen=True, slots=True)
 class UndoRecord:
-    """Of the file *path*: its text before us (None: no file), and as we have left it.
+    """The text of the file *path* without our edits (None: no file), and the text with them.
 
-    *directories* are those that we have made for it.
+    *directories* are those that we have made for it, *runtimes* those that the edits register.
     """
 
     path: str
     original: str | None
     written: str
     directories: tuple[str, ...] = ()
+    runtimes: tuple[Registration, ...] = ()
 
 
 def default_directory(environ: dict[str, str], uid: int) -> str:
@@ -51,21 +57,30 @@ def load(directory: str, path: str) -> UndoRecord | None:
             f'others may write to "{directory}"', 'name another directory with "--state-dir"'
         )
     try:
-        text = files.read(name)
+        text = files.read(name, MAX_BYTES)
     except ConfigError as error:
         raise ConfigError(error.message, 'name another directory with "--state-dir"') from error
     if text is None:
         return None
     try:
-        found = json.loads(text)
+        document = json.loads(text)
+        # Records of earlier versions have no runtimes.
+        runtimes = tuple(map(_registration, document.get("runtimes", [])))
+        directories = tuple(document["directories"])
         record = UndoRecord(
-            found["path"], found["original"], found["written"], tuple(found["directories"])
+            document["path"], document["original"], document["written"], directories, runtimes
         )
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigError(f'"{name}" is no record of ours', "remove it") from error
-    if found.get("format") != FORMAT or record.path != files.resolve(path):
-        raise ConfigError(f'"{name}" is no record of "{path}"', "remove it")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(f'"{name}" is not an undo record', "remove it") from error
+    if document.get("format") != FORMAT or record.path != files.resolve(path):
+        raise ConfigError(f'"{name}" is not the undo record of "{path}"', "remove it")
     return record
+
+
+def _registration(fields: dict[str, Any]) -> Registration:
+    entry = fields["entry"]
+    entry = RuntimeEntry(**{**entry, "annotations": tuple(entry["annotations"])})
+    return Registration(**{**fields, "entry": entry})
 
 
 def store(directory: str, record: UndoRecord) -> None:
@@ -76,6 +91,7 @@ def store(directory: str, record: UndoRecord) -> None:
         "original": record.original,
         "written": record.written,
         "directories": list(record.directories),
+        "runtimes": [dataclasses.asdict(registration) for registration in record.runtimes],
     }
     name = _name(directory, record.path)
     try:

@@ -178,7 +178,7 @@ def test_a_broken_record_is_named(tmp_path: Path, text: str) -> None:
     configure(path, state)
     (record,) = state.iterdir()
     record.write_text(text)
-    with pytest.raises(ConfigError, match="no record") as caught:
+    with pytest.raises(ConfigError, match="not an undo record") as caught:
         configure(path, state)
     assert caught.value.hint == "remove it"
 
