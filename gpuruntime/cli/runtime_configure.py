@@ -71,7 +71,7 @@ def _flag(*names: str, help_: str) -> Callable[..., Any]:
     metavar="PREFIX",
     help="Have containerd hand on annotations that begin so; may be repeated.",
 )
-@_flag("--dry-run", help_="Print a diff, write nothing.")
+@_flag("--dry-run", help_="Print the new config, and a diff on standard error; write nothing.")
 @_flag("--undo", help_="Take our runtime out again.")
 @_flag("--check", help_="Print a diff and exit with 1 if the engine is not configured so.")
 @click.option("--config-source", default="file", show_default=True, metavar="file|command")
@@ -93,25 +93,25 @@ def configure(ctx: click.Context, /, **given: Any) -> None:  # noqa: ANN401 (cli
     gives back the files as they were, or, if somebody has edited them since, takes out ours.
     """
     options = _Options(**given)
-    if options.dry_run + options.undo + options.check > 1:
-        raise click.UsageError("--dry-run, --undo and --check exclude each other")
+    if options.check and (options.dry_run or options.undo):
+        raise click.UsageError("--check excludes --dry-run and --undo")
     if options.is_hook and not options.oci_hook_path:
         write_stdout(oci_hook.document(options.hook_program))
         return
     engine_config, file_set = options.file_set()
     for note in file_set.notes:
         _warn(note)
+    plan, make = file_changes.to_configure, file_changes.configure
     if options.undo:
-        _tell(
-            file_changes.undo(file_changes.to_undo(file_set.files, options.state), options.state),
-            engine_config,
-        )
-        return
-    changes = file_changes.to_configure(file_set.files, options.state)
-    if not (options.dry_run or options.check):
-        _tell(file_changes.configure(changes, options.state), engine_config)
-    elif _show(changes) and options.check:
-        ctx.exit(DIFFERENT)
+        plan, make = file_changes.to_undo, file_changes.undo
+    changes = plan(file_set.files, options.state)
+    if options.dry_run:
+        _print_configs(changes)
+    elif options.check:
+        if _print_differences(changes):
+            ctx.exit(DIFFERENT)
+    else:
+        _report(make(changes, options.state), engine_config)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -240,24 +240,42 @@ class _Options:
         return _ask([[program, *chosen, "config", "dump"]])
 
 
-def _show(changes: list[file_changes.FileChange]) -> bool:
-    """Print *changes*, and return whether there is one."""
+def _print_configs(changes: list[file_changes.FileChange]) -> None:
+    """Print the files as *changes* make them, and on standard error what differs.
+
+    Of one file nothing but its text is printed, for another program to read. Several files are
+    TOML or templates of it, so that a comment can name each.
+    """
+    texts = {change.path: change.after for change in changes if change.after is not None}
+    for path, text in texts.items():
+        end = "" if text.endswith("\n") else "\n"
+        write_stdout(text + end if len(texts) == 1 else f"# {escape(path)}\n{text}{end}")
+    click.echo("".join(change.diff() for change in changes), err=True, nl=False)
+    _print_states(changes)
+
+
+def _print_differences(changes: list[file_changes.FileChange]) -> bool:
+    """Print *changes* as diffs, and return whether there is one."""
     write_stdout("".join(change.diff() for change in changes))
+    _print_states(changes)
+    return any(change.before != change.after for change in changes)
+
+
+def _print_states(changes: list[file_changes.FileChange]) -> None:
     for change in changes:
         word = "unchanged" if change.before == change.after else "differs"
         click.echo(f'{word} "{escape(change.path)}"', err=True)
-    return any(change.before != change.after for change in changes)
 
 
 def _warn(note: str) -> None:
     click.echo(f"warning: {escape(note)}", err=True)
 
 
-def _tell(done: list[str], engine_config: EngineConfig | None) -> None:
-    """Say what was *done*, and what that needs to take effect."""
-    for line in done:
+def _report(lines: list[str], engine_config: EngineConfig | None) -> None:
+    """Print what was done to each file, and what makes it take effect."""
+    for line in lines:
         click.echo(escape(line), err=True)
-    if engine_config is None or all(line.startswith("unchanged") for line in done):
+    if engine_config is None or all(line.startswith("unchanged") for line in lines):
         return
     if not engine_config.restart:
         click.echo("nothing to restart: the next container has it", err=True)

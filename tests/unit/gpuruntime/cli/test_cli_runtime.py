@@ -156,16 +156,45 @@ def test_a_check_prints_what_differs(engine: Engine) -> None:
     assert '+  "default-runtime": "gpuruntime"' in more.stdout
 
 
-def test_a_dry_run_prints_a_diff_and_writes_nothing(engine: Engine) -> None:
-    """A diff that patch(1) takes."""
+def test_a_dry_run_prints_the_new_config_and_writes_nothing(engine: Engine) -> None:
+    """Standard output is the file, as the incumbent prints it; the diff is a note beside it."""
     before = snapshot(engine.directory)
     done = engine.docker("--dry-run")
     assert done.returncode == 0
     path = engine.directory / "daemon.json"
-    assert done.stdout.startswith(f"--- {path}\n+++ {path}\n@@ -1,3 +1,9 @@\n")
+    assert done.stderr.startswith(f"--- {path}\n+++ {path}\n@@ -1,3 +1,9 @@\n")
+    assert done.stderr.endswith(f'\ndiffers "{path}"\n')
     assert snapshot(engine.directory) == before
     engine.docker()
-    assert engine.docker("--dry-run").stdout == ""
+    assert done.stdout == path.read_text()
+    again = engine.docker("--dry-run")
+    assert (again.stdout, again.stderr) == (path.read_text(), f'unchanged "{path}"\n')
+
+
+def test_a_dry_run_of_an_undo_prints_what_will_be_left(engine: Engine) -> None:
+    """Of a file that will be removed there is nothing to print."""
+    engine.docker()
+    before = snapshot(engine.directory)
+    done = engine.docker("--undo", "--dry-run")
+    assert (done.returncode, done.stdout) == (0, DOCKER.decode())
+    path = engine.directory / "new.json"
+    words = ("--runtime", "docker", "--config", path, "--runtime-path", PROGRAM)
+    assert snapshot(engine.directory) == before
+    engine.run(*words)
+    done = engine.run(*words, "--undo", "--dry-run")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "+++ /dev/null" in done.stderr
+
+
+def test_a_dry_run_names_each_of_several_files(engine: Engine) -> None:
+    """In comments, which both files of containerd can have."""
+    path = engine.directory / "config.toml"
+    path.write_bytes(CONTAINERD)
+    words = ("--runtime", "containerd", "--config", path, "--runtime-path", PROGRAM)
+    done = engine.run(*words, "--dry-run")
+    drop_in = engine.directory / "conf.d" / "99-gpuruntime.toml"
+    engine.run(*words)
+    assert done.stdout == f"# {drop_in}\n{drop_in.read_text()}# {path}\n{path.read_text()}"
 
 
 @pytest.mark.parametrize(
@@ -188,9 +217,9 @@ def test_a_flag_can_be_false(engine: Engine) -> None:
 
 
 def test_the_modes_exclude_each_other(engine: Engine) -> None:
-    """Nobody could say what --undo --check is."""
+    """A check of an undo, and a check that prints no difference, have no meaning."""
     assert engine.docker("--undo", "--check").returncode == 2
-    assert engine.docker("--dry-run", "--undo").returncode == 2
+    assert engine.docker("--dry-run", "--check").returncode == 2
 
 
 def test_called_by_the_incumbent_s_name_it_has_the_incumbent_s_defaults(
