@@ -199,7 +199,10 @@ class _Options:
             raise ArgumentError(
                 f'the drop-in "{self.drop_in}" is no absolute path', "give it from / on"
             )
-        return dataclasses.replace(engine_config, drop_in=self.drop_in, last="")
+        drop_in = self.drop_in and os.path.normpath(self.drop_in)
+        if drop_in == engine_config.config:
+            drop_in = ""
+        return dataclasses.replace(engine_config, drop_in=drop_in, last="")
 
     def entry(self, engine_config: EngineConfig) -> RuntimeEntry:
         """Return the runtime that the engine is to know; raise ConfigError if it cannot be."""

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import glob
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -129,10 +128,20 @@ def load_toml(path: str) -> dict[str, Any]:
         raise error.of(path) from error
 
 
-def earlier_drop_ins(drop_in: str, pattern: str) -> list[str]:
+def drop_ins(directory: str, suffix: str, *, has_subdirectories: bool) -> list[str]:
+    """Return the files in *directory* that end with *suffix*, in the order of Go's filepath.Walk.
+
+    Hidden files are among them, and those of a subdirectory are read in the place of its name.
+    """
+    paths: list[str] = []
+    for top, subdirectories, names in os.walk(directory):
+        paths += [os.path.join(top, name) for name in names if name.endswith(suffix)]
+        if not has_subdirectories:
+            subdirectories.clear()
+    return sorted(filter(os.path.isfile, paths), key=lambda path: path.split("/"))
+
+
+def earlier_drop_ins(drop_in: str, suffix: str, *, has_subdirectories: bool) -> list[str]:
     """Return the files that the engine reads before *drop_in*, in order."""
-    if not drop_in:
-        return []
-    directory = os.path.dirname(drop_in)
-    paths = sorted(glob.glob(os.path.join(glob.escape(directory), pattern)))
-    return [path for path in paths if path < drop_in and os.path.isfile(path)]
+    paths = drop_ins(os.path.dirname(drop_in), suffix, has_subdirectories=has_subdirectories)
+    return [path for path in paths if path.split("/") < drop_in.split("/")]

@@ -11,7 +11,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from gpuruntime.engines.document_edits import Edit, Path, look_up, put, table_at
+from gpuruntime.engines.document_edits import Edit, Path, check_spelling, look_up, put, table_at
 from gpuruntime.engines.errors import BadFileError
 from gpuruntime.engines.runtime_entry import RuntimeEntry, candidates
 
@@ -29,7 +29,8 @@ _BARE_RUNTIME = {
 
 
 def version_of(document: Mapping[str, Any]) -> int:
-    """Return the version of a config; raise BadFileError if that is none."""
+    """Return the version of a config; raise BadFileError if it is not a version."""
+    check_spelling(document, (("version",), ("imports",), ("plugins",)))
     if not document:
         return NEW_VERSION
     version = document.get("version", 1)
@@ -41,6 +42,15 @@ def version_of(document: Mapping[str, Any]) -> int:
 def plugin_path(version: int) -> Path:
     """Return where the settings of the CRI plugin are in a config of this *version*."""
     return ("plugins", _PLUGINS.get(version, _PLUGIN))
+
+
+def cri_settings(document: Mapping[str, Any], version: int) -> dict[str, Any]:
+    """Return the settings of the CRI plugin in *document*; raise BadFileError if they are none."""
+    base = plugin_path(version)
+    containerd = (*base, "containerd")
+    keys = ((*containerd, "runtimes"), (*containerd, "default_runtime_name"))
+    check_spelling(document, (*keys, (*base, "enable_cdi")))
+    return table_at(document, base)
 
 
 def is_cri_disabled(document: Mapping[str, Any]) -> bool:
@@ -105,7 +115,7 @@ def configure(
     BadFileError if something else is where a table must be.
     """
     base = plugin_path(version)
-    cri = table_at(document, base)
+    cri = cri_settings(document, version)
     containerd = (*base, "containerd")
     runtimes = table_at(cri, ("containerd", "runtimes"))
     if entry.name in runtimes:

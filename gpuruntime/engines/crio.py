@@ -16,7 +16,7 @@ from gpuruntime.engines.config_files import (
     load_toml,
 )
 from gpuruntime.engines.config_paths import EngineConfig
-from gpuruntime.engines.document_edits import Edit, look_up, table_at
+from gpuruntime.engines.document_edits import Edit, Path, check_spelling, look_up, table_at
 from gpuruntime.engines.runtime_entry import RuntimeEntry, candidates
 
 RUNTIME = ("crio", "runtime")
@@ -32,6 +32,7 @@ def configure(
     It takes after a runtime of *source*, the config in force. Raises BadFileError if something
     else is where a table must be.
     """
+    check_spelling(document, (RUNTIMES, DEFAULT))
     table_at(document, RUNTIMES)
     runtimes = table_at(source, RUNTIMES)
     names = candidates(look_up(source, DEFAULT), entry.name)
@@ -64,17 +65,18 @@ def remove(document: Mapping[str, Any], name: str) -> list[Edit]:
 
 
 def merge(documents: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what *documents* are together: a later one wins, key by key."""
+    """Return what *documents* are together: a later key wins, and a runtime is one value."""
     merged: dict[str, Any] = {}
     for document in documents:
-        _merge_into(merged, document)
+        check_spelling(document, (RUNTIMES, DEFAULT))
+        _merge_into(merged, document, ())
     return merged
 
 
-def _merge_into(merged: dict[str, Any], document: Mapping[str, Any]) -> None:
+def _merge_into(merged: dict[str, Any], document: Mapping[str, Any], path: Path) -> None:
     for key, value in document.items():
-        if isinstance(value, dict) and isinstance(merged.get(key), dict):
-            _merge_into(merged[key], value)
+        if isinstance(value, dict) and isinstance(merged.get(key), dict) and path != RUNTIMES:
+            _merge_into(merged[key], value, (*path, key))
         else:
             merged[key] = copy.deepcopy(value)
 
@@ -88,9 +90,10 @@ def files_of(engine: EngineConfig, entry: RuntimeEntry, source: str | None) -> F
     if source is not None:
         known = toml_text.parse(source)
     else:
-        known = merge(
-            [load_toml(path) for path in (engine.config, *earlier_drop_ins(engine.drop_in, "*"))]
-        )
+        paths = [engine.config]
+        if engine.drop_in:
+            paths += earlier_drop_ins(engine.drop_in, "", has_subdirectories=True)
+        known = merge([load_toml(path) for path in paths])
 
     def without(document: Mapping[str, Any]) -> list[Edit]:
         return remove(document, entry.name)

@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gpuruntime.engines import files, json_text
 from gpuruntime.engines.config_files import FileSet, edited
 from gpuruntime.engines.config_paths import EngineConfig
-from gpuruntime.engines.document_edits import Edit, look_up, table_at
+from gpuruntime.engines.document_edits import Edit, check_spelling, look_up, table_at
 from gpuruntime.engines.runtime_entry import RuntimeEntry
 from gpuruntime.errors import ConfigError
 
@@ -18,6 +19,7 @@ DEFAULT = "default-runtime"
 
 def configure(document: Mapping[str, Any], entry: RuntimeEntry) -> list[Edit]:
     """Return the edits that make *entry* known; raise BadFileError if *document* is in the way."""
+    check_spelling(document, ((RUNTIMES,), (DEFAULT,), ("features",)))
     table_at(document, (RUNTIMES,))
     edits: list[Edit] = []
     if entry.is_default:
@@ -44,7 +46,13 @@ def files_of(engine: EngineConfig, entry: RuntimeEntry, source: str | None) -> F
     """Return the files of *engine* for *entry*; raise ConfigError or BadFileError."""
     del source
     if engine.drop_in:
-        raise ConfigError("docker does not support drop-in configs", "leave --drop-in-config away")
+        raise ConfigError("docker does not support drop-in configs", "omit --drop-in-config")
+    notes = []
+    if (files.read(engine.config) or "").startswith(json_text.BYTE_ORDER_MARK):
+        notes.append(
+            f'"{engine.config}" begins with a byte order mark: docker before 23.0 does not start '
+            "with it"
+        )
     return FileSet(
         [
             edited(
@@ -54,5 +62,5 @@ def files_of(engine: EngineConfig, entry: RuntimeEntry, source: str | None) -> F
                 lambda document: remove(document, entry.name),
             )
         ],
-        [],
+        notes,
     )

@@ -48,6 +48,23 @@ def table_at(document: Mapping[str, Any], path: Path) -> dict[str, Any]:
     return found
 
 
+def check_spelling(document: Mapping[str, Any], paths: Sequence[Path]) -> None:
+    """Raise BadFileError if a key on one of *paths* is in *document* in other letter case.
+
+    Go's decoders match keys in any letter case, some only where no key matches exactly: an engine
+    could take such a key for the one that we add.
+    """
+    for path in paths:
+        table: Any = document
+        for part in path:
+            if not isinstance(table, dict):
+                break
+            for key in table:
+                if key != part and key.lower() == part:
+                    raise BadFileError(f'has the key "{key}"', f'write it as "{part}"')
+            table = table.get(part)
+
+
 def put(document: dict[str, Any], path: Path, value: Any) -> None:  # noqa: ANN401 (any value)
     """Change *document* so that it has *value* at *path*; None: nothing."""
     for part in path[:-1]:

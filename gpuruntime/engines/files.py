@@ -39,15 +39,10 @@ def read(path: str, max_bytes: int = MAX_BYTES) -> str | None:
     if len(data) > max_bytes:
         raise ConfigError(f'"{path}" has more than {max_bytes} bytes', "name a config file")
     try:
-        text = data.decode()
+        return data.decode()
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f'"{path}" line {line}: no UTF-8', "correct the file") from error
-    if text.startswith("\ufeff"):
-        raise ConfigError(
-            f'"{path}" begins with a byte order mark', "save it as UTF-8 without one"
-        )
-    return text
+        raise ConfigError(f'"{path}" line {line} is not UTF-8', "save it as UTF-8") from error
 
 
 def replace(path: str, text: str, mode: int = NEW_FILE_MODE) -> None:

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Change members of a JSON object in its text; everything else keeps its bytes; pure."""
+"""Change members of a JSON object in its text; everything else keeps its bytes; pure.
+
+The text is read as dockerd reads it since 23.0: a byte order mark is skipped, and a text of blanks
+is an empty object. Where dockerd's decoder is more tolerant than JSON, the text is refused.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from typing import Any, NamedTuple
 
 from gpuruntime.engines.errors import BadFileError
 
+BYTE_ORDER_MARK = "\ufeff"
 _SPACE = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
 NEW_INDENT = "    "
@@ -24,40 +29,49 @@ class Member(NamedTuple):
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Return the object that *text* is; raise BadFileError, with line and column, if it is none.
+    """Return the object in *text*; raise BadFileError, with line and column, if it is not one.
 
-    A key that is twice in one object is an error: which of the two counts is a matter of taste.
+    A repeated key is an error: dockerd merges two objects and takes the last of other values.
     """
-    if not text.strip():
-        raise BadFileError("is empty, which is no JSON", 'write "{}" into it, or remove it')
+    text = text.removeprefix(BYTE_ORDER_MARK)
+    if _is_blank(text):
+        return {}
     try:
-        document = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
+        document = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}"
-        raise BadFileError(f"is no JSON: {error.msg}: {where}", "correct the file") from error
+        raise BadFileError(
+            f"is not valid JSON: {error.msg}: {where}", "correct the file"
+        ) from error
     # ValueError: a number of more digits than an int may have.
     except (ValueError, RecursionError) as error:
-        raise BadFileError(f"is no JSON: {error}", "correct the file") from error
+        raise BadFileError(f"is not valid JSON: {error}", "correct the file") from error
     if not isinstance(document, dict):
-        raise BadFileError("is JSON, but no object", "put the object of an engine's config there")
+        raise BadFileError("is not a JSON object", "put the object of an engine's config there")
     return document
 
 
+def _is_blank(text: str) -> bool:
+    return _SPACE.fullmatch(text) is not None
+
+
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
         keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise BadFileError(f'has the key "{twice}" twice', "remove one of the two")
-    return found
+        repeated = next(key for key in keys if keys.count(key) > 1)
+        raise BadFileError(f'has the key "{repeated}" twice', "remove one of the two")
+    return members
 
 
-def _no_constant(word: str) -> Any:  # noqa: ANN401 (json's)
-    raise BadFileError(f"is no JSON: {word} is no number of it", "correct the file")
+def _refuse_constant(word: str) -> Any:  # noqa: ANN401 (json's)
+    raise BadFileError(f"is not valid JSON: {word} is not a JSON number", "correct the file")
 
 
 def assign(text: str, path: tuple[str, ...], value: Any) -> str:  # noqa: ANN401 (any JSON value)
-    """Return *text* with *value* at *path*; objects on the way are made where there are none."""
+    """Return *text* with *value* at *path*; missing objects on the path are made."""
+    if _is_blank(text.removeprefix(BYTE_ORDER_MARK)):
+        text = text[: text.startswith(BYTE_ORDER_MARK)] + "{}"
     brace = _begin(text)
     for depth, part in enumerate(path):
         members = _members(text, brace)
@@ -78,7 +92,9 @@ def assign(text: str, path: tuple[str, ...], value: Any) -> str:  # noqa: ANN401
 
 
 def remove(text: str, path: tuple[str, ...]) -> str:
-    """Return *text* without the member at *path*; as it is if there is none."""
+    """Return *text* without the member at *path*; unchanged if there is none."""
+    if _is_blank(text.removeprefix(BYTE_ORDER_MARK)):
+        return text
     brace = _begin(text)
     for depth, part in enumerate(path):
         members = _members(text, brace)
@@ -102,7 +118,7 @@ def _cut(text: str, brace: int, members: list[Member], index: int) -> str:
 
 
 def _begin(text: str) -> int:
-    return _skip(text, 0)
+    return _skip(text, int(text.startswith(BYTE_ORDER_MARK)))
 
 
 def _skip(text: str, at: int) -> int:
@@ -170,7 +186,7 @@ def _line_indent(text: str, at: int) -> str:
 
 def _unit(text: str) -> str:
     """Return what the members of the outermost object are indented by."""
-    match = re.match(r"[ \t\r\n]*\{[ \t]*\r?\n([ \t]+)", text)
+    match = re.match(r"\ufeff?[ \t\r\n]*\{[ \t]*\r?\n([ \t]+)", text)
     return match.group(1) if match else NEW_INDENT
 
 

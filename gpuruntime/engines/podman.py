@@ -9,15 +9,17 @@ from typing import Any
 from gpuruntime.engines.config_files import (
     FileSet,
     drop_in,
+    drop_ins,
     earlier_drop_ins,
     edited,
     load_toml,
 )
 from gpuruntime.engines.config_paths import EngineConfig
-from gpuruntime.engines.document_edits import Edit, look_up, put, table_at
+from gpuruntime.engines.document_edits import Edit, check_spelling, look_up, put, table_at
 from gpuruntime.engines.errors import BadFileError
 from gpuruntime.engines.runtime_entry import RuntimeEntry
 
+SYSTEM = "/etc/containers/containers.conf"
 DEFAULTS = "/usr/share/containers/containers.conf"
 RUNTIME = ("engine", "runtime")
 RUNTIMES = ("engine", "runtimes")
@@ -34,6 +36,7 @@ def configure(
     *known* are the runtimes that do so by what podman reads before *document*. Raises
     BadFileError if something else is where a table or a list must be.
     """
+    check_spelling(document, (RUNTIME, RUNTIMES, JSON))
     table_at(document, RUNTIMES)
     names = look_up(document, JSON)
     if names is None:
@@ -67,6 +70,18 @@ def remove(document: Mapping[str, Any], name: str) -> list[Edit]:
     return edits
 
 
+def _read_before(engine: EngineConfig) -> list[str]:
+    """Return the files that podman reads before the one that we write."""
+    if not engine.drop_in:
+        return [DEFAULTS]
+    paths = [DEFAULTS]
+    if engine.config != SYSTEM:
+        # A user's files come after those of the system.
+        paths += [SYSTEM, *drop_ins(f"{SYSTEM}.d", ".conf", has_subdirectories=False)]
+    earlier = earlier_drop_ins(engine.drop_in, ".conf", has_subdirectories=False)
+    return [*paths, engine.config, *earlier]
+
+
 def files_of(engine: EngineConfig, entry: RuntimeEntry, source: str | None) -> FileSet:
     """Return the files of *engine* for *entry*; raise ConfigError or BadFileError."""
     del source
@@ -76,11 +91,10 @@ def files_of(engine: EngineConfig, entry: RuntimeEntry, source: str | None) -> F
         return remove(document, entry.name)
 
     known: list[Any] | None = None
-    paths = [DEFAULTS]
-    if engine.drop_in:
-        paths += [engine.config, *earlier_drop_ins(engine.drop_in, "*.conf")]
-    for path in paths:
-        names = look_up(load_toml(path), JSON)
+    for path in _read_before(engine):
+        document = load_toml(path)
+        check_spelling(document, (JSON,))
+        names = look_up(document, JSON)
         known = names if isinstance(names, list) else known
     if not engine.drop_in:
         target = edited(

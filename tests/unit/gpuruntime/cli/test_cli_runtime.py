@@ -305,22 +305,45 @@ def test_the_record_of_a_secret_is_a_secret(engine: Engine) -> None:
 
 BAD = {
     "invalid JSON": ("docker", b'{\n  "a": 1,\n}\n', "line 3 column 1"),
-    "empty JSON": ("docker", b"", "is empty"),
-    "a list": ("docker", b"[]", "no object"),
+    "a list": ("docker", b"[]", "not a JSON object"),
+    # What docker 20.10 ignores, docker 23 refuses.
+    "something behind the object": (
+        "docker",
+        b'{"a": 1} {"b": 2}',
+        "Extra data: line 1 column 10",
+    ),
+    "a NUL behind the object": ("docker", b'{"a": 1}\0', "Extra data"),
+    "a NUL in a text": ("docker", b'{"a": "\0"}', "line 1 column 8"),
+    "a comment": ("docker", b'// x\n{"a": 1}', "line 1 column 1"),
+    "UTF-16": ("docker", '{"a": 1}'.encode("utf-16"), "line 1 is not UTF-8"),
+    # Refused by dockerd, the same as "runtimes" for podman and CRI-O, ignored by containerd 1.
+    "docker's key in capitals": ("docker", b'{"Runtimes": {}}', 'has the key "Runtimes"'),
+    "podman's key in capitals": ("podman", b'[Engine]\nruntime = "x"\n', 'has the key "Engine"'),
+    "CRI-O's key in capitals": ("crio", b"[crio.Runtime]\n", 'has the key "Runtime"'),
+    "containerd's key in capitals": ("containerd", b"Version = 2\n", 'has the key "Version"'),
+    "a plugin's key in capitals": (
+        "containerd",
+        b'version = 2\n[plugins."io.containerd.grpc.v1.cri".Containerd.runtimes.x]\n',
+        'has the key "Containerd"',
+    ),
+    "imports are no pattern": (
+        "containerd",
+        b'version = 2\nimports = ["/x/[*.toml"]\n',
+        "an import that is not valid",
+    ),
     "a key twice": ("docker", b'{"runtimes": {}, "runtimes": {}}', 'the key "runtimes" twice'),
     "a key twice inside": ("docker", b'{"a": {"b": 1, "b": 2}}', 'the key "b" twice'),
     "NaN": ("docker", b'{"a": NaN}', "NaN"),
     "runtimes are a list": ("docker", b'{"runtimes": []}', '"runtimes", which is no table'),
     "features are a text": ("docker", b'{"features": "cdi"}', '"features", which is no table'),
-    "a byte order mark": ("docker", b"\xef\xbb\xbf{}", "byte order mark"),
     "a byte order mark in TOML": ("containerd", b"\xef\xbb\xbfversion = 2\n", "byte order mark"),
-    "no UTF-8": ("docker", b'{\n"a": "\xff"}', "line 2: no UTF-8"),
+    "no UTF-8": ("docker", b'{\n"a": "\xff"}', "line 2 is not UTF-8"),
     "too big": ("docker", b"{" + b" " * (10 << 20) + b"}", "more than 1048576 bytes"),
-    "too deep": ("docker", b'{"a": ' + b"[" * 100_000, "no JSON"),
+    "too deep": ("docker", b'{"a": ' + b"[" * 100_000, "not valid JSON"),
     "invalid TOML": ("containerd", b"version = 2\nx = = 1\n", "(at line 2, column 5)"),
     "a TOML key twice": ("containerd", b"version = 2\nversion = 2\n", "(at line 2, column "),
     "a key of a million parts": ("containerd", b"a." * 100_000 + b"a = 1", "too many parts"),
-    "imports are a text": ("containerd", b'version = 2\nimports = "x"\n', "no list of strings"),
+    "imports are a text": ("containerd", b'version = 2\nimports = "x"\n', "not a list of strings"),
     "plugins are a list": ("containerd", b"version = 2\nplugins = []\n", '"plugins", which is no'),
     "version is a text": ("containerd", b'version = "2"\n', "no number"),
     "runc is no table": (
@@ -344,6 +367,22 @@ BAD = {
         "which is no list",
     ),
 }
+
+
+@pytest.mark.parametrize("data", [b"", b" \n\t\r\n", b"\xef\xbb\xbf", b"\xef\xbb\xbf{}\n"])
+def test_what_dockerd_reads_as_an_empty_config_is_one(engine: Engine, data: bytes) -> None:
+    """A text of blanks and a byte order mark, as dockerd accepts them since 23.0."""
+    path = engine.directory / "daemon.json"
+    path.write_bytes(data)
+    done = engine.docker()
+    mark = b"\xef\xbb\xbf"
+    assert ("docker before 23.0" in done.stderr) == data.startswith(mark)
+    assert path.read_bytes().startswith(mark) == data.startswith(mark)
+    document = json.loads(path.read_bytes().removeprefix(mark))
+    assert document == {"runtimes": {"gpuruntime": {"path": PROGRAM, "args": []}}}
+    assert engine.docker().stderr.endswith(f'unchanged "{path}"\n')
+    engine.docker("--undo")
+    assert path.read_bytes() == data
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -11,8 +11,8 @@ import pytest
 
 from gpuruntime.engines import (
     config_paths,
-    containerd,
     containerd_document,
+    containerd_imports,
     daemons,
     file_sets,
     rancher,
@@ -335,7 +335,7 @@ def test_an_import_is_added_if_none_matches(
 ) -> None:
     """Written into a directory that nobody reads, a drop-in does nothing."""
     document = {"version": version, "imports": imports}
-    found = containerd.imports(
+    found = containerd_imports.added(
         document, "/etc/containerd/config.toml", "/etc/containerd/conf.d/99-x.toml", version
     )
     wanted = [(("imports",), [*imports, "/etc/containerd/conf.d/*.toml"])]
