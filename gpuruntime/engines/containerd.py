@@ -17,6 +17,7 @@ from gpuruntime.engines import (
 )
 from gpuruntime.engines.config_files import FileSet, drop_in, edited
 from gpuruntime.engines.config_paths import EngineConfig
+from gpuruntime.engines.document_edits import Edit
 from gpuruntime.engines.runtime_entry import RuntimeEntry
 from gpuruntime.errors import ConfigError
 
@@ -58,12 +59,7 @@ def files_of(engine: EngineConfig, entry: RuntimeEntry, source: str | None) -> F
         target = edited(
             engine.config,
             "toml",
-            lambda document: containerd_document.configure(
-                document,
-                entry,
-                containerd_document.version_of(document) if document else version,
-                cri,
-            ),
+            lambda document: _in_place(document, entry, version, cri),
             lambda document: containerd_document.remove(document, entry.name),
         )
         return FileSet([target], notes)
@@ -80,7 +76,7 @@ def files_of(engine: EngineConfig, entry: RuntimeEntry, source: str | None) -> F
         [
             drop_in(
                 engine.drop_in,
-                containerd_document.shared_settings(effective, version),
+                containerd_document.shared_settings(effective, version, cri),
                 lambda document: containerd_document.configure(document, entry, version, cri),
                 lambda document: containerd_document.remove(document, entry.name),
             ),
@@ -96,6 +92,17 @@ def files_of(engine: EngineConfig, entry: RuntimeEntry, source: str | None) -> F
         ],
         notes,
     )
+
+
+def _in_place(
+    document: Mapping[str, Any], entry: RuntimeEntry, version: int, cri: Mapping[str, Any]
+) -> list[Edit]:
+    """Return the edits of a config *document* that has the runtimes itself."""
+    version = containerd_document.version_of(document) if document else version
+    return [
+        *containerd_document.with_runc(document, version),
+        *containerd_document.configure(document, entry, version, cri),
+    ]
 
 
 def _read_last(engine: EngineConfig, main: Mapping[str, Any], version: int) -> EngineConfig:

@@ -28,6 +28,10 @@ _BARE_RUNTIME = {
 }
 
 
+# The runtime that containerd has if none is configured, and that is its default runtime.
+_RUNC = {"runtime_type": RUNTIME_TYPE}
+
+
 def version_of(document: Mapping[str, Any]) -> int:
     """Return the version of a config; raise BadFileError if it is not a version."""
     check_spelling(document, (("version",), ("imports",), ("plugins",)))
@@ -63,13 +67,14 @@ def is_cri_disabled(document: Mapping[str, Any]) -> bool:
 def runtime_to_copy(cri: Mapping[str, Any], entry: RuntimeEntry) -> dict[str, Any] | None:
     """Return the settings of the runtime whose options *entry* gets; None if there is none.
 
-    A runtime that runs the same program is *entry* under another name, not one to copy.
+    A runtime that runs the same program is *entry* under another name, not one to copy, and a runc
+    without options has nothing to copy.
     """
     runtimes = table_at(cri, ("containerd", "runtimes"))
     for name in candidates(look_up(cri, ("containerd", "default_runtime_name")), entry.name):
         if name in runtimes:
             table = table_at(runtimes, (name,))
-            if look_up(table, ("options", "BinaryName")) != entry.path:
+            if table != _RUNC and look_up(table, ("options", "BinaryName")) != entry.path:
                 return copy.deepcopy(table)
     return None
 
@@ -136,9 +141,25 @@ def configure(
     return found
 
 
-def shared_settings(cri: Mapping[str, Any], version: int) -> dict[str, Any]:
-    """Return what a drop-in has besides runtimes: the settings *cri* of the plugin."""
-    return {"version": version, "plugins": {plugin_path(version)[1]: copy.deepcopy(dict(cri))}}
+def with_runc(document: Mapping[str, Any], version: int) -> list[Edit]:
+    """Return the edits of a config *document* without any runtime that keep containerd's runc."""
+    path = (*plugin_path(version), "containerd", "runtimes")
+    return [] if table_at(document, path) else [((*path, "runc"), _RUNC)]
+
+
+def shared_settings(
+    cri: Mapping[str, Any], version: int, main: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what a drop-in has besides our runtimes: the settings *cri* of the plugin.
+
+    Without any runtime in them containerd has runc, but only as long as there is no other: then
+    runc is added, as the settings *main* of the main file have it, if they do.
+    """
+    settings = copy.deepcopy(dict(cri))
+    if not table_at(settings, ("containerd", "runtimes")):
+        runc = table_at(main, ("containerd", "runtimes", "runc")) or _RUNC
+        put(settings, ("containerd", "runtimes", "runc"), copy.deepcopy(runc))
+    return {"version": version, "plugins": {plugin_path(version)[1]: settings}}
 
 
 def remove(document: Mapping[str, Any], name: str) -> list[Edit]:

@@ -1,40 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real engines take the configs that `runtime configure` has made, and know our runtime by them.
-
-Each daemon runs on sockets of its own, in a PID and a mount namespace that end with it.
-"""
+"""Real engines take the configs that `runtime configure` makes, and know our runtime by them."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
-import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_daemons import (
+    ALONE,
+    COVER,
+    PROGRAM,
+    TREE,
+    configure,
+    daemon,
+    docker_info,
+    output,
+    until_it_answers,
+)
 
 from gpuruntime.engines import containerd_socket
 
-TREE = Path(__file__).parents[2]
-PROGRAM = str(Path(sys.prefix, "bin", "gpu-container-runtime"))
 DATA = TREE / "tests" / "data" / "engines"
-DEADLINE_S = 30.0
-# Whatever an engine leaves in these directories is gone with it.
-ALONE = ("unshare", "--mount", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc")
-COVERED = ("/run", "/etc/docker", "/etc/containers", "/var/lib/containers")
-COVER_SCRIPT = (
-    f"for name in {' '.join(COVERED)}; do "
-    'test ! -d $name || mount -t tmpfs none $name; done; exec "$@"'
-)
-COVER = ("sh", "-ec", COVER_SCRIPT, "sh")
 
 
 @pytest.fixture
@@ -43,78 +35,6 @@ def work() -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="gc-"))
     yield directory
     shutil.rmtree(directory)
-
-
-def configure(work: Path, *words: object, check: bool = True) -> None:
-    """Run the command, with its records in *work*."""
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "gpuruntime", "runtime", "configure"),
-            *("--state-dir", work / "state", "--runtime-path", PROGRAM, *map(str, words)),
-        ],
-        check=check,
-        cwd=TREE,
-        timeout=60,
-        stderr=subprocess.PIPE,
-    )
-
-
-def output(*command: object, **environment: str) -> str:
-    """Return what *command* prints; its error fails the test."""
-    done = subprocess.run(
-        [str(word) for word in command],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env={**os.environ, **environment},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@contextlib.contextmanager
-def daemon(log: Path, *command: object) -> Iterator[None]:
-    """Run *command* while in the context, and all that it starts."""
-    words = [*ALONE, *COVER, *map(str, command)]
-    with log.open("w") as stream:
-        process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT
-        )
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait(DEADLINE_S)
-
-
-def until_it_answers(log: Path, *command: object) -> str:
-    """Return what *command* prints as soon as it succeeds."""
-    words = [str(word) for word in command]
-    end = time.monotonic() + DEADLINE_S
-    while True:
-        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
-        if done.returncode == 0:
-            return done.stdout
-        assert time.monotonic() < end, f"{done.stderr}\n{log.read_text()[-4000:]}"
-        time.sleep(0.1)
-
-
-def docker_info(work: Path, name: str) -> dict[str, Any]:
-    """Start dockerd on the config in *work*, with what it keeps in *name*; return its answer."""
-    own = work / name
-    own.mkdir()
-    socket = f"unix://{own}/docker.sock"
-    command = (
-        *("dockerd", "--config-file", work / "daemon.json", "-H", socket),
-        *("--data-root", own / "data", "--exec-root", own / "exec"),
-        *("--pidfile", own / "pid", "--iptables=false", "--ip6tables=false", "--bridge=none"),
-    )
-    log = own / "log"
-    with daemon(log, *command):
-        text = until_it_answers(log, "docker", "-H", socket, "info", "--format", "{{json .}}")
-    document: dict[str, Any] = json.loads(text)
-    return document
 
 
 @pytest.mark.engine("dockerd", "docker", "unshare")
@@ -190,8 +110,11 @@ def test_containerd_has_our_runtime_in_a_config_of_version_1(work: Path) -> None
 
 
 @pytest.mark.engine("containerd", "ctr", "unshare")
-def test_containerd_starts_with_a_config_made_from_nothing(work: Path) -> None:
-    """Its CRI plugin too: an unknown key or type would keep it off."""
+@pytest.mark.parametrize("options", [("--set-as-default",), (), ("--drop-in-config", "")])
+def test_containerd_starts_with_a_config_made_from_nothing(
+    work: Path, options: tuple[str, ...]
+) -> None:
+    """Its CRI plugin too: an unknown key, or a default runtime that is gone, would keep it off."""
     path = work / "config.toml"
     path.write_text(
         f'version = 2\nroot = "{work}/root"\nstate = "{work}/run"\n'
@@ -200,7 +123,7 @@ def test_containerd_starts_with_a_config_made_from_nothing(work: Path) -> None:
     )
     words = ("--runtime", "containerd", "--config", path)
     words = (*words, "--container-annotations", "cdi.k8s.io/")
-    configure(work, *words, "--set-as-default", "--cdi.enabled")
+    configure(work, *words, *options, "--cdi.enabled")
     with daemon(work / "log", "containerd", "--config", path):
         ctr = ("ctr", "--address", work / "c.sock")
         until_it_answers(work / "log", *ctr, "version")
@@ -208,7 +131,7 @@ def test_containerd_starts_with_a_config_made_from_nothing(work: Path) -> None:
         major = containerd_socket.major_version(str(work / "c.sock"))
     log = (work / "log").read_text()
     assert PROGRAM in log
-    assert "DefaultRuntimeName:gpuruntime" in log
+    assert f"DefaultRuntimeName:{'gpuruntime' if '--set-as-default' in options else 'runc'}" in log
     assert "invalid plugin config" not in log
     assert "cri" in listed
     assert f" {major}." in output("containerd", "--version")
