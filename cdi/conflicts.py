@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import combinations
+from typing import NamedTuple
 
 from cdi.registry import SpecFile
 
 
-@dataclass(frozen=True, slots=True)
-class Conflict:
+class Conflict(NamedTuple):
     """Two files of one directory that define the devices *names*; *stale* is the one to remove."""
 
     stale: str

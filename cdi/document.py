@@ -79,6 +79,7 @@ TABLES: dict[str, dict[str, Any]] = {
         "enableMonitoring": bool,
     },
 }
+_STRINGS = frozenset((str,))
 _FOLDED = {name: {member.lower(): member for member in table} for name, table in TABLES.items()}
 # What readers in Go have in place of a null item; of the other shapes a null item crashes them.
 _NULL_ITEMS: dict[Any, Any] = {str: "", "device": {}, UINT32: 0}
@@ -101,7 +102,11 @@ class Problem:
 
 def check(document: object) -> Spec:
     """Return *document* normalised; raise CdiError for the first problem if it is refused."""
-    spec = normalise(document)
+    return check_normalised(normalise(document))
+
+
+def check_normalised(spec: Any) -> Spec:  # noqa: ANN401 (JSON)
+    """Return *spec*, which `normalise` has returned; raise CdiError as `check` does."""
     for problem in problems(spec):
         where = place(problem.path)
         text = f"{where}: {problem.message}" if where else problem.message
@@ -158,6 +163,8 @@ def _normal(shape: Any, value: object) -> Any:  # noqa: ANN401 (JSON)
     if isinstance(shape, list):
         if not isinstance(value, list):
             return value
+        if shape[0] is str and _STRINGS.issuperset(map(type, value)):
+            return list(value)
         null = _NULL_ITEMS.get(shape[0])
         return [_normal(shape[0], null if item is None else item) for item in value]
     if shape is str:
@@ -171,6 +178,10 @@ def _normal(shape: Any, value: object) -> Any:  # noqa: ANN401 (JSON)
 
 def _members(table: str, value: dict[str, Any]) -> dict[str, Any]:
     members, folded = TABLES[table], _FOLDED[table]
+    if members.keys() >= value.keys():
+        return {
+            name: _normal(members[name], item) for name, item in value.items() if item is not None
+        }
     result = {}
     # Of names that differ in case only, the one that sorts last by bytes counts.
     several = len({fold(key) for key in value}) < len(value)
@@ -248,6 +259,8 @@ def _fitting(shape: Any, value: object, path: Path, found: list[Problem]) -> Any
         if not isinstance(value, list):
             found.append(Problem("wrong-type", path, "is not a list"))
             return []
+        if shape[0] is str and _STRINGS.issuperset(map(type, value)):
+            return value
         return [_fitting(shape[0], item, (*path, i), found) for i, item in enumerate(value)]
     if isinstance(shape, tuple):
         # bool is a subclass of int in Python and something else in JSON.
@@ -276,7 +289,8 @@ def _fitting_members(table: str, value: object, path: Path, found: list[Problem]
     members = TABLES[table]
     result = {}
     # Go's decoder meets the members in this order.
-    for key in sorted(value, key=_bytes):
+    is_known = members.keys() >= value.keys()
+    for key in sorted(value, key=None if is_known else _bytes):
         if key in members:
             result[key] = _fitting(members[key], value[key], (*path, key), found)
         else:

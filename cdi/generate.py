@@ -7,12 +7,11 @@ Every consumer reads this text in the same way. `lower` drops members for older 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 from cdi import annotations as rule
-from cdi import document, names, version, yamlio
+from cdi import document, names, version, yaml_text
 from cdi.errors import CdiError
 from cdi.wire import Edits, Spec
 
@@ -28,7 +27,6 @@ _KEPT: dict[str, frozenset[str]] = {
     "hook": frozenset({"hookName", "path", "timeout"}),
     "rdt": frozenset(),
 }
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def spec(
@@ -59,9 +57,10 @@ def produce(document_: object) -> Spec:
     Raises CdiError if it would be refused on loading, or has what only a reader puts up with:
     a vendor or class of one character, or annotations that are not by Kubernetes' rule.
     """
-    if isinstance(document_, dict):
-        document_ = {**document.normalise(document_), "cdiVersion": version.KNOWN[-1]}
-    result = canonical(document.check(document_))
+    normal = document.normalise(document_)
+    if isinstance(normal, dict):
+        normal["cdiVersion"] = version.KNOWN[-1]
+    result = canonical(document.check_normalised(normal))
     for what, part in zip(("vendor", "class"), names.split_kind(result["kind"])):
         if len(part) == 1:
             # As consumers built with any release of the reference library up to v1.1.0.
@@ -135,12 +134,17 @@ def encode(checked: Spec, format_: str) -> str:
 
     Raises CdiError "syntax" for a string that UTF-8 cannot hold.
     """
-    found = canonical(checked)
+    return encode_canonical(canonical(checked), format_)
+
+
+def encode_canonical(spec_: Spec, format_: str) -> str:
+    """Return the text of *spec_*, which is in canonical form, as `encode` does."""
     if format_ == "json":
         # Go's writer leaves no structure out.
-        return encode_json({**found, "containerEdits": found.get("containerEdits", {})})
-    _refuse_surrogates(json.dumps(found, ensure_ascii=False))
-    return yamlio.encode(found)
+        return encode_json({**spec_, "containerEdits": spec_.get("containerEdits", {})})
+    text = yaml_text.encode(spec_)
+    _refuse_surrogates(text)
+    return text
 
 
 def encode_json(document_: Spec) -> str:
@@ -148,15 +152,17 @@ def encode_json(document_: Spec) -> str:
 
     Raises CdiError "syntax" for a string that UTF-8 cannot hold.
     """
-    text = yamlio.as_json(document_)
+    text = yaml_text.as_json(document_)
     _refuse_surrogates(text)
     return text + "\n"
 
 
 def _refuse_surrogates(text: str) -> None:
-    found = _SURROGATE.search(text)
-    if found:
-        raise CdiError("syntax", f"a string has U+{ord(found[0]):04X}, which is no character")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        character = ord(text[error.start])
+        raise CdiError("syntax", f"a string has U+{character:04X}, not a character") from error
 
 
 def _ordered(shape: Any, value: Any) -> Any:  # noqa: ANN401 (JSON)
@@ -168,8 +174,17 @@ def _ordered(shape: Any, value: Any) -> Any:  # noqa: ANN401 (JSON)
         return dict(sorted(value.items()))
     if not isinstance(shape, str):
         return value
-    members = {m: _ordered(s, value[m]) for m, s in document.TABLES[shape].items() if m in value}
-    return {m: item for m, item in members.items() if item or m in _KEPT[shape]}
+    members = {}
+    kept = _KEPT[shape]
+    for member, inside in document.TABLES[shape].items():
+        if member in value:
+            item = value[member]
+            # Most are scalars, which are in order.
+            if isinstance(inside, (str, list)) or inside is dict:
+                item = _ordered(inside, item)
+            if item or member in kept:
+                members[member] = item
+    return members
 
 
 # Each yields, for a spec or a device, (whether it can be dropped, what it is), and drops it.

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from cdi import document, generate, yamlio
+from cdi import document, generate
 from cdi.errors import CdiError
 from cdi.registry import DEFAULT_DIRECTORIES, ENDINGS, MAX_SPEC_BYTES, text_of
 
@@ -69,6 +69,7 @@ def save_document(
     *,
     may_trust: Callable[[os.stat_result], bool],
     replace: bool = True,
+    make_directory: bool = True,
 ) -> bool:
     """Write *document_* to *path* and return whether that changed the file.
 
@@ -80,10 +81,13 @@ def save_document(
     text = generate.encode(checked, "json" if path.endswith(".json") else "yaml")
     if len(text.encode()) > MAX_SPEC_BYTES:
         raise CdiError("syntax", f"larger than {MAX_SPEC_BYTES} bytes")
-    # No reader would find some annotations again, as one with a key of two thousand characters.
+    # PyYAML takes long to import, and `save` alone does without it.
+    from cdi import yamlio  # noqa: PLC0415
+
+    # No reader would find some annotations again, such as one with a key of 2000 characters.
     if generate.canonical(document.check(yamlio.decode(text))) != checked:
         raise CdiError("syntax", "readers would not see the same document")
-    return save(path, text, may_trust=may_trust, replace=replace)
+    return save(path, text, may_trust=may_trust, replace=replace, make_directory=make_directory)
 
 
 def remove(
@@ -112,15 +116,18 @@ def save(
     *,
     may_trust: Callable[[os.stat_result], bool],
     replace: bool = True,
+    make_directory: bool = True,
 ) -> bool:
-    """Write *text* to *path* atomically, making its directory (0755); return whether it changed.
+    """Write *text* to *path* atomically; return whether that changed the file.
 
-    A file that is there is replaced by a new one, never written to: it may be a link, or hard
-    linked. Raises CdiError "untrusted" if others may write to the directory, FileExistsError if
-    the file is there and not to *replace*, and OSError.
+    With *make_directory*, the missing directories of *path* are made (0755). An existing file is
+    replaced by a new one, never written to: it may be a link, or hard linked. Raises CdiError
+    "untrusted" if other users could replace the file, FileExistsError if the file exists and
+    *replace* is false, FileNotFoundError for a missing directory, and OSError.
     """
     directory, name = os.path.split(os.path.abspath(path))
-    _make(directory)
+    if make_directory:
+        _make(directory)
     with _directory(directory, may_trust) as dirfd:
         _sweep(dirfd)
         data = text.encode()
@@ -194,9 +201,10 @@ def _make(directory: str) -> None:
 
 @contextmanager
 def _directory(path: str, may_trust: Callable[[os.stat_result], bool]) -> Iterator[int]:
-    """Open the directory *path* for the block; raise CdiError "untrusted" if others write there.
+    """Open the directory *path* for the block.
 
-    A link is refused as well: what it leads to may be another tomorrow.
+    Raises CdiError "untrusted" if other users could replace a file of ours in it, and for a link,
+    whose target may be another tomorrow.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -206,11 +214,25 @@ def _directory(path: str, may_trust: Callable[[os.stat_result], bool]) -> Iterat
             raise CdiError("untrusted", f'"{path}" is a symbolic link') from error
         raise
     try:
-        if not may_trust(os.fstat(dirfd)):
-            raise CdiError("untrusted", f'"{path}" is not root\'s alone to write')
+        status = os.fstat(dirfd)
+        if not may_trust(_for_replacing(status)):
+            mode = stat.S_IMODE(status.st_mode)
+            text = f'"{path}" (owner uid {status.st_uid}, mode {mode:04o}) lets other users'
+            raise CdiError("untrusted", f"{text} replace files in it")
         yield dirfd
     finally:
         os.close(dirfd)
+
+
+def _for_replacing(status: os.stat_result) -> os.stat_result:
+    """Return the *status* of a directory, with write access for those who can replace our files.
+
+    In a sticky directory, such as /tmp, only root, the directory's owner and the file's can.
+    """
+    mode, *others = status
+    if mode & stat.S_ISVTX:
+        mode &= ~(stat.S_IWGRP | stat.S_IWOTH)
+    return os.stat_result((mode, *others))
 
 
 def _create(dirfd: int) -> tuple[int, str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read and write CDI specs as YAML 1.1; the only module that imports yaml.
+"""Read CDI specs as YAML 1.1; the only module that imports yaml.
 
 Reading uses the parser's events, not PyYAML's constructors, which read some scalars differently
 from the readers in Go (`y`, `0o17`, `1e3`, `1:30`) and make objects that JSON does not have.
@@ -7,7 +7,6 @@ from the readers in Go (`y`, `0o17`, `1e3`, `1:30`) and make objects that JSON d
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
@@ -299,49 +298,3 @@ def _plain(text: str) -> object:
         # Go's parser reports what overflows; such a scalar stays a string.
         return text if number in (float("inf"), float("-inf")) else number
     return text
-
-
-_MEMBERS = {member for table in document.TABLES.values() for member in table}
-# In a string, YAML takes these for a line break or refuses them; JSON has them as they are.
-_UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
-
-
-def as_json(value: object) -> str:
-    """Return *value* as a line of JSON that is YAML as well, and the same to readers of either.
-
-    No escaped slash and no surrogate escapes: readers that take JSON for YAML 1.1 refuse them.
-    """
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-
-
-def encode(document_: object) -> str:
-    """Return *document_* as one YAML document in the order of its members, beginning `---`.
-
-    Every string is in double quotes: `y`, `0o7` or `1e3` would be read as something else. Not
-    by PyYAML's writer, which costs ten times as much; in this form, scalars are those of JSON.
-    """
-    return "\n".join(["---", *_lines(document_), ""])
-
-
-def _lines(value: object) -> list[str]:
-    """Return *value* in block style; members and items that are empty in flow style."""
-    if isinstance(value, dict) and value:
-        lines = []
-        for key, item in value.items():
-            name = key if key in _MEMBERS else as_json(key)
-            inside = _lines(item)
-            if not item or not isinstance(item, (dict, list)):
-                lines.append(f"{name}: {inside[0]}")
-            elif isinstance(item, dict):
-                lines += [f"{name}:", *(f"  {line}" for line in inside)]
-            else:
-                lines += [f"{name}:", *inside]
-        return lines
-    if isinstance(value, list) and value:
-        lines = []
-        for item in value:
-            first, *rest = _lines(item)
-            lines += [f"- {first}", *(f"  {line}" for line in rest)]
-        return lines
-    return [as_json(value)]

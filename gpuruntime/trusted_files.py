@@ -21,6 +21,18 @@ def may_trust(status: os.stat_result) -> bool:
     return status.st_uid == OVERFLOW_UID and not _has_host_root()
 
 
+def may_trust_entries(status: os.stat_result) -> bool:
+    """Return whether nobody but root, or we ourselves, can replace a trusted file in a directory.
+
+    *status* is that of the directory. In a sticky one, such as /tmp, users can only replace files
+    of their own.
+    """
+    mode, *others = status
+    if mode & stat.S_ISVTX:
+        mode &= ~(stat.S_IWGRP | stat.S_IWOTH)
+    return may_trust(os.stat_result((mode, *others)))
+
+
 def _has_host_root() -> bool:
     """Return whether the host's uid 0 is mapped here (always so outside user namespaces).
 

@@ -9,14 +9,12 @@ from typing import Any
 import click
 
 from cdi import generate as producer
-from cdi import store
-from cdi.errors import CdiError
 from cdi.wire import Spec
-from gpuruntime.cli import generator, spec_dirs, stamp
+from gpuruntime.cli import generator
 from gpuruntime.cli.output import write_stdout
-from gpuruntime.errors import SpecError, escape
+from gpuruntime.discover import fingerprint
+from gpuruntime.errors import escape
 from gpuruntime.model import Inventory
-from gpuruntime.trusted_files import may_trust
 
 _ENDINGS = {".json": "json", ".yaml": "yaml", ".yml": "yaml"}
 
@@ -58,8 +56,8 @@ def generate(
     chosen = generator.checked(**given)
     output = output or "-"
     path, format_ = target(output, format_)
-    # Before the discovery: what changes meanwhile is to be seen by the next refresh.
-    found = generator.state_of(chosen)
+    # Before the discovery: the next refresh must see what changes meanwhile.
+    state = generator.state_of(chosen) if output != "-" else {}
     inventory = generator.discover(chosen)
     warn(inventory)
     spec = generator.document(chosen, inventory)
@@ -67,10 +65,13 @@ def generate(
     if output == "-":
         write_stdout(text)
     else:
+        # What only a file needs takes a fifth of the command to import.
+        from gpuruntime.cli import spec_dirs, stamp  # noqa: PLC0415
+
         spec_dirs.check_beside(path, spec, force=force)
-        changed = save(path, text)
+        changed = spec_dirs.write_text(path, text)
         stamp.write(
-            path, text, spec, driver_version=inventory.driver.version, found=found, chosen=chosen
+            path, text, spec, driver_version=inventory.driver.version, found=state, chosen=chosen
         )
         click.echo(f'{"wrote" if changed else "unchanged"} "{escape(path)}"', err=True)
     click.echo(escape(generator.summary(inventory, spec)), err=True)
@@ -99,22 +100,16 @@ def target(output: str, format_: str | None) -> tuple[str, str]:
 
 def encode(spec: Spec, format_: str, inventory: Inventory) -> str:
     """Return the text of *spec*; as YAML, with a line that says what it was made from."""
-    text = producer.encode(spec, format_)
+    text = producer.encode_canonical(spec, format_)
     if format_ == "json":
         return text
-    return text.replace("---\n", f"---\n{stamp.comment(inventory.driver.version)}", 1)
+    return text.replace("---\n", f"---\n{_comment(inventory.driver.version)}", 1)
 
 
-def save(path: str, text: str) -> bool:
-    """Write *text* to *path*, and return whether that changed it; raise SpecError."""
-    try:
-        return store.save(path, text, may_trust=may_trust)
-    except CdiError as error:
-        raise SpecError(
-            f'cannot write "{path}": {error}', "take write access from group and others"
-        ) from error
-    except OSError as error:
-        raise SpecError(
-            f'cannot write "{path}": {error.strerror}',
-            'name another file with "--output", or run as root',
-        ) from error
+def _comment(driver_version: str) -> str:
+    """Return the line that says in the spec itself what it was made from.
+
+    Not the state of the host: it changes more often than what the spec says.
+    """
+    version = escape(driver_version) or "none"
+    return f"# Made for driver {version}, boot {escape(fingerprint.boot_id())}.\n"

@@ -77,7 +77,7 @@ def refresh(
         _keep_what_is_better(path, old, spec, problems)
     spec_dirs.check_beside(path, spec, force=force)
     text = cdi_generate.encode(spec, format_, inventory)
-    has_changed = cdi_generate.save(path, text)
+    has_changed = spec_dirs.write_text(path, text)
     stamp.write(
         path, text, spec, driver_version=inventory.driver.version, found=found, chosen=chosen
     )

@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import click
 
-from cdi import generate, store
+from cdi import generate
 from cdi import transform as paths
-from cdi.errors import CdiError
 from cdi.transform import Side
-from cdi.wire import Spec
 from gpuruntime.cli import spec_dirs, spec_files
 from gpuruntime.cli.output import write_stdout
-from gpuruntime.errors import ArgumentError, SpecError, escape
-from gpuruntime.trusted_files import may_trust
+from gpuruntime.errors import ArgumentError, escape
 
 _ENDINGS = (".json", ".yaml", ".yml")
 
@@ -68,19 +65,5 @@ def root(old: str, new: str, relative_to: Side, source: str, output: str, *, for
     else:
         path = output if output.endswith(_ENDINGS) else f"{output}.yaml"
         spec_dirs.check_beside(path, after, force=force)
-        _save(after, path)
-
-
-def _save(spec: Spec, path: str) -> None:
-    """Write *spec* to *path*; raise SpecError if that cannot be."""
-    try:
-        store.save_document(spec, path, may_trust=may_trust)
-    except CdiError as error:
-        hint = 'name a file in a directory that only you can write to with "--output"'
-        raise SpecError(f'cannot write "{path}": {error}', hint) from error
-    except OSError as error:
-        raise SpecError(
-            f'cannot write "{path}": {error.strerror}',
-            'name another file with "--output", or run as root',
-        ) from error
-    click.echo(f'wrote "{escape(path)}"', err=True)
+        spec_dirs.write_spec(path, after)
+        click.echo(f'wrote "{escape(path)}"', err=True)

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
+from gpuruntime.cli import config_in_force
 from gpuruntime.cli.comma_option import CommaOption
 from gpuruntime.cli.output import write_stdout
-from gpuruntime.configfile import compilation
 from gpuruntime.discover import search_paths
 from gpuruntime.discover import user_space as discovery
 from gpuruntime.errors import ArgumentError, escape
@@ -68,7 +68,7 @@ def list_(
             known = ", ".join((ALL, *capabilities.ALL))
             raise ArgumentError(f'invalid driver capability: "{name}"', f"use {known}")
     found = discovery.find_driver(
-        discovery.DriverRoot(driver_root or compilation.driver_root()),
+        discovery.DriverRoot(driver_root or config_in_force.driver_root()),
         library_search_path=library_search_paths,
         config_search_path=config_search_paths,
     )

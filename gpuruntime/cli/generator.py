@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -16,9 +14,8 @@ from cdi import generate, names
 from cdi.errors import CdiError
 from cdi.wire import Edits, Spec
 from gpuruntime import probes
-from gpuruntime.cli import features
+from gpuruntime.cli import config_in_force, features
 from gpuruntime.cli.comma_option import CommaOption
-from gpuruntime.configfile import compilation
 from gpuruntime.discover import fingerprint
 from gpuruntime.discover import inventory as machine
 from gpuruntime.errors import ArgumentError, ConfigError, DiscoveryError, SpecError, escape
@@ -36,9 +33,11 @@ FEATURES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateOptions:
-    """What to generate; the fields are the command's options."""
+class GenerateOptions(NamedTuple):
+    """What to generate; the fields are the command's options.
+
+    Not a dataclass, which would take as long to import as a tenth of the command.
+    """
 
     driver_root: str
     dev_root: str
@@ -210,7 +209,7 @@ def checked(**given: Any) -> GenerateOptions:  # noqa: ANN401 (click's values)
 
     Warnings go to standard error.
     """
-    given["driver_root"] = given["driver_root"] or compilation.driver_root()
+    given["driver_root"] = given["driver_root"] or config_in_force.driver_root()
     given["dev_root"] = given["dev_root"] or given["driver_root"]
     given["mode"] = _mode(given["mode"].lower())
     default_vendor = "management.nvidia.com" if given["mode"] == MANAGEMENT else "nvidia.com"
@@ -418,6 +417,9 @@ def _hook_path(given: str | None) -> str:
     # a module.
     programs = (os.path.realpath(sys.argv[0]), os.path.abspath(sys.executable))
     places = [os.path.dirname(path) for path in programs]
+    # Large, and only for who does not say where the hook is.
+    import shutil  # noqa: PLC0415
+
     found = shutil.which(name, path=os.pathsep.join(places)) or shutil.which(name)
     if found is None:
         raise ConfigError(

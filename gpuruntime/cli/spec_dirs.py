@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
 
-from cdi import conflicts, registry, yamlio
+from cdi import conflicts, registry, store
 from cdi.conflicts import Conflict
+from cdi.errors import CdiError
 from cdi.registry import Registry, SpecFile
 from cdi.wire import Spec
-from gpuruntime.cli.checks.examined_machine import ExaminedMachine
-from gpuruntime.errors import ArgumentError, SpecError, escape
+from gpuruntime.cli import config_in_force
+from gpuruntime.errors import ArgumentError, ConfigError, SpecError, escape
 from gpuruntime.trusted_files import may_trust
 
 # The incumbent's variable as well; both hold directories separated by commas.
@@ -22,6 +24,7 @@ VARIABLES = ("GPURUNTIME_CDI_SPEC_DIRS", "NVIDIA_CTK_CDI_SPEC_DIRS")
 DEFAULT_OUTPUT = "/var/run/cdi/nvidia.yaml"
 # What the unit writes again and again, by both names of its directory.
 MAINTAINED = (DEFAULT_OUTPUT, "/run/cdi/nvidia.yaml")
+_KNOWN = (*registry.DEFAULT_DIRECTORIES, "/run/cdi")
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,7 +53,7 @@ def load(spec_dirs: tuple[str, ...], *, allow_untrusted: bool) -> registry.Regis
     return registry.load(
         directories,
         may_trust=(lambda _: True) if allow_untrusted else may_trust,
-        decode_yaml=yamlio.decode_all,
+        decode_yaml=_decode_yaml,
     )
 
 
@@ -67,9 +70,16 @@ def in_force() -> tuple[str, ...]:
 
 def are_read(directory: str) -> bool:
     """Return whether consumers of CDI on this host read specs in *directory*."""
-    configured = ExaminedMachine("/", os.environ).config.spec_dirs
-    wanted = {*in_force(), *registry.DEFAULT_DIRECTORIES, *configured}
-    return os.path.realpath(directory) in {os.path.realpath(place) for place in wanted if place}
+    places = {*in_force(), *_KNOWN, *_configured()}
+    return os.path.realpath(directory) in {os.path.realpath(place) for place in places if place}
+
+
+def _configured() -> tuple[str, ...]:
+    """Return the spec directories of config.toml, none if that file cannot be used."""
+    try:
+        return config_in_force.load().spec_dirs
+    except ConfigError:
+        return ()
 
 
 def conflicts_in(directories: Iterable[str]) -> list[Conflict]:
@@ -87,11 +97,14 @@ def check_beside(path: str, spec: Spec, *, force: bool) -> None:
     directory = os.path.dirname(path)
     if not path.endswith(registry.ENDINGS) or not are_read(directory):
         return
+    others = [file for file in _read_all([directory]).files if file.path != path]
+    if not others:
+        return
     ours = SpecFile(path, 0)
     ours.take(spec)
-    for other in _read_all([directory]).files:
+    for other in others:
         names = conflicts.shared(ours, other)
-        if not names or other.path == path:
+        if not names:
             continue
         text = (
             f'"{other.path}" defines {conflicts.some(names)} too, and engines resolve no device '
@@ -105,6 +118,58 @@ def check_beside(path: str, spec: Spec, *, force: bool) -> None:
         click.echo(f"warning: {escape(text)}", err=True)
 
 
+def write_text(path: str, text: str) -> bool:
+    """Write *text* to *path*; return whether that changed the file; raise SpecError.
+
+    A missing directory is made only if consumers of CDI read specs in it: any other is more likely
+    a typing error.
+    """
+    with _spec_errors(path):
+        return store.save(path, text, may_trust=may_trust, make_directory=_may_make_for(path))
+
+
+def write_spec(path: str, spec: Spec) -> bool:
+    """Write *spec* to *path*, in the format of its ending, as `write_text` does."""
+    with _spec_errors(path):
+        return store.save_document(
+            spec, path, may_trust=may_trust, make_directory=_may_make_for(path)
+        )
+
+
+def _may_make_for(path: str) -> bool:
+    return are_read(os.path.dirname(os.path.abspath(path)))
+
+
+@contextmanager
+def _spec_errors(path: str) -> Iterator[None]:
+    """Turn the errors of writing to *path* into SpecError."""
+    try:
+        yield
+    except CdiError as error:
+        raise SpecError(
+            f'cannot write "{path}": {error}',
+            'name a file in a directory that only you can write to with "--output"',
+        ) from error
+    except FileNotFoundError as error:
+        directory = os.path.dirname(os.path.abspath(path))
+        raise SpecError(
+            f'cannot write "{path}": there is no directory "{directory}"',
+            'make that directory, or name another file with "--output"',
+        ) from error
+    except OSError as error:
+        raise SpecError(
+            f'cannot write "{path}": {error.strerror}',
+            'name another file with "--output", or run as root',
+        ) from error
+
+
+def _decode_yaml(texts: dict[str, str]) -> dict[str, Any]:
+    # PyYAML takes as long to import as a whole command: only where there is a file for it.
+    from cdi import yamlio  # noqa: PLC0415
+
+    return yamlio.decode_all(texts)
+
+
 def _read_all(directories: Iterable[str]) -> Registry:
     """Return the registry of *directories*, whoever owns them: engines do not look at that."""
-    return registry.load(directories, may_trust=lambda _: True, decode_yaml=yamlio.decode_all)
+    return registry.load(directories, may_trust=lambda _: True, decode_yaml=_decode_yaml)

@@ -7,12 +7,11 @@ the driver and the boot of the stamp.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
 import stat
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -30,8 +29,7 @@ _OPTIONS, _FILES = "options", "mounted files"
 DIRECTORY = f"{RUN_DIRECTORY}/specs"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(NamedTuple):
     """The inputs of the spec at *path*, whose bytes have *digest*.
 
     *fingerprint* is the state of the host and of the files that the spec mounts.
@@ -43,15 +41,6 @@ class Stamp:
     boot_id: str
     fingerprint: dict[str, Any]
     options: dict[str, Any]
-
-
-def comment(driver_version: str) -> str:
-    """Return the comment of the spec with the driver and the boot that it was made for.
-
-    It does not have the state of the host, which changes more often than the spec.
-    """
-    version = escape(driver_version) or "none"
-    return f"# Made for driver {version}, boot {escape(fingerprint.boot_id())}.\n"
 
 
 def write(
@@ -76,7 +65,7 @@ def write(
         options=_plain(chosen),
     )
     try:
-        store.save(_path(path), json.dumps(dataclasses.asdict(stamp)), may_trust=may_trust)
+        store.save(_path(path), json.dumps(stamp._asdict()), may_trust=may_trust)
     except (OSError, CdiError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         text = f'cannot write below "{DIRECTORY}": {why}; "cdi refresh" will write the spec again'
@@ -113,7 +102,7 @@ def changed(stamp: Stamp, chosen: GenerateOptions) -> list[str]:
 
 
 def _plain(chosen: GenerateOptions) -> dict[str, Any]:
-    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(chosen)))
+    plain: dict[str, Any] = json.loads(json.dumps(chosen._asdict()))
     return plain
 
 

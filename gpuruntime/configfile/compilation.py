@@ -37,16 +37,6 @@ def compile_file(path: str) -> tuple[dict[str, Any], list[str]]:
     return values, warnings
 
 
-def driver_root() -> str:
-    """Return the driver root of the config file in force, "/" without one; raise ConfigError."""
-    file = settings.find(os.environ)
-    if file is None:
-        return "/"
-    path = file[0]
-    values, _ = accepted(path, files.read(path)[0])
-    return settings.Config(values, path).driver_root or "/"
-
-
 def accepted(path: str, text: str) -> tuple[dict[str, Any], list[str]]:
     """Return the values of the file *path* by key, and warnings.
 

@@ -59,6 +59,7 @@ class DevRoot:
                 'name the directory whose "dev" holds the nodes with "--dev-root"',
             ) from error
         self._directories: dict[str, tuple[int, str] | None] = {}
+        self._capabilities: dict[str, _Capabilities] = {}
 
     def close(self) -> None:
         """Close all descriptors."""
@@ -120,6 +121,12 @@ class DevRoot:
         except OSError:
             return None
 
+    def capabilities(self, proc: str) -> _Capabilities:
+        """Return what the kernel says below *proc* of the nodes of MIG, read once."""
+        if proc not in self._capabilities:
+            self._capabilities[proc] = _Capabilities(proc)
+        return self._capabilities[proc]
+
     def _directory(self, path: str) -> tuple[int, str] | None:
         """Return the descriptor and the host path of the directory *path*, None if not there."""
         if path not in self._directories:
@@ -180,7 +187,7 @@ def feature_nodes(
         if not nodes and feature in HOST_FEATURES:
             nodes = _matching(host, patterns)
         found[feature] = nodes
-    capabilities = _Capabilities(proc)
+    capabilities = dev.capabilities(proc)
     for feature, name in _MIG_FEATURES.items():
         minor = capabilities.minor(name)
         node = None if minor is None else dev.node(f"{CAPS}/nvidia-cap{minor}")
@@ -220,7 +227,7 @@ def gpu_nodes(
     would see a GPU that it cannot use. If not *strict*, a GPU without a node has the one that it
     is to have: whoever completes it from the host finds that it is missing.
     """
-    capabilities = _Capabilities(proc)
+    capabilities = dev.capabilities(proc)
     found: list[GpuNodes] = []
     left_out: list[LeftOutDevice] = []
     for gpu in gpus:

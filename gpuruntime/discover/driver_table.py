@@ -259,6 +259,27 @@ def unknown(name: str) -> Row:
     return Row(LIBRARY, name, ALL, "not known")
 
 
+def matches(name: str, pattern: str) -> bool:
+    """Return whether *name* is of *pattern*, a pattern of this table, in which `*` is any text.
+
+    Not by fnmatch, which compiles a regular expression for each pattern.
+    """
+    first, *rest = pattern.split("*")
+    if not rest:
+        return name == first
+    last = rest.pop()
+    end = len(name) - len(last)
+    if not (name.startswith(first) and name.endswith(last) and len(first) <= end):
+        return False
+    at = len(first)
+    for part in rest:
+        at = name.find(part, at, end)
+        if at < 0:
+            return False
+        at += len(part)
+    return True
+
+
 def is_over(name: str, version: str) -> bool:
     """Return whether the library *name* is no longer part of driver *version*."""
     until = LIBRARIES[name].until

@@ -53,7 +53,8 @@ def plan(
     dev = os.path.abspath(dev_root).rstrip("/")
     variables = user_space.variables() if environment else dict.fromkeys(user_space.VARIABLES, "")
     libraries = _existing(_library_directories(root, search_paths))
-    others = _other_directories(root, libraries, config_search_paths, variables["XDG_DATA_DIRS"])
+    around = [root.around(path) for path in _have_driver(libraries)]
+    others = _other_directories(root, around, config_search_paths, variables["XDG_DATA_DIRS"])
     nvidia = f"{proc}/driver/nvidia"
     found = {
         probes.PROGRAM: [probes.PROGRAM, [probes.VERSION, _TABLE]],
@@ -83,7 +84,7 @@ def plan(
                 for name in (places.CUDA_NAME, places.NVML_NAME)
             ),
         ],
-        "programs": [probes.IDENTITY, _programs(root, libraries)],
+        "programs": [probes.IDENTITY, _programs(root, around)],
         "other files": [probes.IDENTITY, _existing(others)],
         "firmware path": [probes.CONTENT, _firmware_paths(root, sys)],
         "device nodes": [probes.NODES, [f"{dev}{path}" for path in _CONTROL_NODES]],
@@ -165,10 +166,15 @@ def _loader_configuration(root: user_space.DriverRoot) -> list[str]:
     return _existing(root.host_path(path) for path in places.loader_configuration(root))
 
 
-def _programs(root: user_space.DriverRoot, libraries: Iterable[str]) -> list[str]:
-    """Return the directories of programs, and the driver's that are in them."""
+def _programs(
+    root: user_space.DriverRoot, around: Iterable[tuple[user_space.DriverRoot, str]]
+) -> list[str]:
+    """Return the directories of programs, and the driver's that are in them.
+
+    *around* has the directories of the driver's libraries.
+    """
     directories = [root.host_path(path) for path in places.BINARIES]
-    for where, directory in map(root.around, _have_driver(libraries)):
+    for where, directory in around:
         directories += [where.host_path(path) for path in places.programs_beside(directory)]
     names = [row.name for row in driver_table.BINARIES]
     files = (f"{directory}/{name}" for directory in directories for name in names)
@@ -177,12 +183,11 @@ def _programs(root: user_space.DriverRoot, libraries: Iterable[str]) -> list[str
 
 def _other_directories(
     root: user_space.DriverRoot,
-    libraries: Iterable[str],
+    around: Sequence[tuple[user_space.DriverRoot, str]],
     config_search_paths: Sequence[str],
     data_dirs: str,
 ) -> list[str]:
     """Return where there can be configuration, data, modules of Xorg, firmware, on the host."""
-    around = [root.around(path) for path in _have_driver(libraries)]
     bases = places.configurations(root, config_search_paths, data_dirs)
     found = [
         (where, posixpath.join(base, posixpath.dirname(row.name)))

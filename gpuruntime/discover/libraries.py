@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import posixpath
 import re
 
@@ -93,7 +92,7 @@ def find(
 def _read(scan: _Scan, directory: Directory, driver_version: str) -> None:
     """Add the libraries of *directory* to *scan*."""
     others: dict[str, set[str]] = {}
-    for name in sorted(directory.names):
+    for name in sorted(name for name in directory.names if ".so." in name):
         stem, dot, suffix = name.partition(".so.")
         if not dot or not (suffix == driver_version or stem in driver_table.LIBRARIES):
             continue
@@ -120,7 +119,7 @@ def _is_of(row: driver_table.Row, suffix: str, driver_version: str) -> bool:
     return any(
         suffix == driver_version
         if wanted == driver_table.VERSION
-        else fnmatch.fnmatchcase(suffix, wanted)
+        else driver_table.matches(suffix, wanted)
         for wanted in row.suffixes
     )
 

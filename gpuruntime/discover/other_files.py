@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import posixpath
 import re
@@ -236,7 +235,8 @@ class Finder:
         directory = root.directory(path or "/")
         if directory is None:
             return []
-        return [f"{path}/{found}" for found in sorted(fnmatch.filter(directory.names, name))]
+        names = sorted(each for each in directory.names if driver_table.matches(each, name))
+        return [f"{path}/{each}" for each in names]
 
     def _abi(self, name: str) -> str | None:
         """Return the ABI that a file of this *name* is for: "" for any, None if it is not ours."""

@@ -19,7 +19,7 @@ from gpuruntime.errors import DiscoveryError
 from gpuruntime.formats import elf
 from gpuruntime.record import Record
 from gpuruntime.system.paths import Root, read_regular, reopen
-from gpuruntime.trusted_files import may_trust
+from gpuruntime.trusted_files import may_trust, may_trust_entries
 
 # The audit event of each path that is looked up below a driver root; see sys.audit.
 LOOK = "gpuruntime.look"
@@ -81,7 +81,10 @@ class DriverRoot:
         status = os.fstat(self.root.fd)
         if not may_trust(status):
             raise self._changeable("", status)
+        # Kept for search_paths, which reads them from this root's files.
+        self.loader_directories: list[str] | None = None
         self._directories: dict[str, Directory | None] = {}
+        self._files: dict[str, str | DiscoveryError | None] = {}
         self._by_place: dict[tuple[int, int], Directory] = {}
         self._elves: dict[str, elf.Elf] = {}
         self._is_safe: dict[str, bool] = {}
@@ -135,7 +138,7 @@ class DriverRoot:
             if known is None:
                 known = Directory(self, self._below(fd), frozenset(os.listdir(fd)))
                 self._by_place[place] = known
-                self._is_safe[known.path] = may_trust(status)
+                self._is_safe[known.path] = may_trust_entries(status)
             return known
         finally:
             os.close(fd)
@@ -153,6 +156,17 @@ class DriverRoot:
         Raises DiscoveryError, which names it, for what is no regular file of this root that only
         its owner can change.
         """
+        if path not in self._files:
+            try:
+                self._files[path] = self._locate(path)
+            except DiscoveryError as error:
+                self._files[path] = error
+        result = self._files[path]
+        if isinstance(result, DiscoveryError):
+            raise result
+        return result
+
+    def _locate(self, path: str) -> str | None:
         fd = self._open(path)
         if fd is None:
             return None
@@ -271,7 +285,7 @@ class DriverRoot:
             raise self._changeable(real, status)
         parent = posixpath.dirname(real)
         if parent not in self._is_safe:
-            self._is_safe[parent] = may_trust(self._status(parent))
+            self._is_safe[parent] = may_trust_entries(self._status(parent))
         if not self._is_safe[parent]:
             raise self._changeable(parent, self._status(parent))
         return real
@@ -297,6 +311,6 @@ class DriverRoot:
     def _changeable(self, path: str, status: os.stat_result) -> DiscoveryError:
         return DiscoveryError(
             f'"{self.host_path(path)}" belongs to uid {status.st_uid}, mode '
-            f"{stat.S_IMODE(status.st_mode):04o}: others than root can change it",
-            "give the driver's files to root and take write access from group and others",
+            f"{stat.S_IMODE(status.st_mode):04o}: users other than root can change it",
+            "install the driver where only root can write",
         )

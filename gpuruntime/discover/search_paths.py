@@ -111,8 +111,9 @@ def libraries(
 
 def library_candidates(root: DriverRoot, native: str = "") -> list[str]:
     """Return where libraries can be: the loader's directories, then the known; there or not."""
-    loader = [*_cached(root), *_configured(root, "/etc/ld.so.conf", set())]
-    return list(dict.fromkeys([*loader, *_known(native or native_abi())]))
+    if root.loader_directories is None:
+        root.loader_directories = [*_cached(root), *_configured(root, "/etc/ld.so.conf", set())]
+    return list(dict.fromkeys([*root.loader_directories, *_known(native or native_abi())]))
 
 
 def _library_candidates(
@@ -136,14 +137,14 @@ def _cached(root: DriverRoot) -> list[str]:
     """Return where the root's own ld.so.cache, if it has one, has libraries of the driver."""
     data = root.read("/etc/ld.so.cache", MAX_CACHE_BYTES)
     try:
-        entries = ldcache_merge.parse(data) if data else []
+        entries = ldcache_merge.parse(data, is_drivers) if data else []
     except LdcacheError:
         # Of an old format or another byte order: what looks like a path in it is worth a look.
         known = tuple(f"/{name}".encode() for name in (CUDA_NAME, NVML_NAME))
         paths = [text for text in (data or b"").split(b"\0") if text.endswith(known)]
         found = [os.fsdecode(path[path.index(b"/") :]) for path in paths]
         return [posixpath.dirname(path) for path in found]
-    return [posixpath.dirname(row[1]) for row in entries if is_drivers(row[0])]
+    return [posixpath.dirname(row[1]) for row in entries]
 
 
 def is_drivers(name: str) -> bool:

@@ -84,8 +84,7 @@ def _nvmls(
     by_name = [
         (name != NVML_NAME, directory, name)
         for directory in directories
-        for name in sorted(directory.names, reverse=True)
-        if name.startswith(start)
+        for name in sorted((n for n in directory.names if n.startswith(start)), reverse=True)
     ]
     for _, directory, name in sorted(by_name, key=lambda row: row[0]):
         try:

@@ -25,7 +25,7 @@ from gpuruntime.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 # What the loader of an ABI accepts in an entry's flags: the low byte is "ELF, libc 6" (or, for
 # i386's 3 alone, all of it), the next one the ABI.
@@ -78,11 +78,14 @@ def merge(
     return format_cache(table, strings, cache)
 
 
-def parse(data: bytes) -> list[tuple[str, str, int, int, int]]:
+def parse(
+    data: bytes, is_wanted: Callable[[str], bool] | None = None
+) -> list[tuple[str, str, int, int, int]]:
     """Return (name, value, flags, osversion, hwcap) of each entry of the cache *data*.
 
-    In the file's order, ours included, like `ldconfig -p -C FILE`. Raises `LdcacheError` for a
-    file that a loader would ignore and for one beyond the limits.
+    In the file's order, ours included, like `ldconfig -p -C FILE`; with *is_wanted*, only entries
+    with a name for which it returns true. Raises `LdcacheError` for a file that a loader would
+    ignore and for one beyond the limits.
     """
     cache = read_cache(data, keep_ours=True)
     if cache is None:
@@ -92,6 +95,7 @@ def parse(data: bytes) -> list[tuple[str, str, int, int, int]]:
     return [
         (names.text(name - cache.lead), names.text(value - cache.lead), flags, osversion, hwcap)
         for flags, name, value, osversion, hwcap in ENTRY.iter_unpack(cache.table)
+        if is_wanted is None or is_wanted(names.text(name - cache.lead))
     ]
 
 

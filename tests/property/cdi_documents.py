@@ -13,7 +13,7 @@ import string
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cdi import yamlio
+from cdi import yaml_text
 
 Document = dict[str, Any]
 
@@ -246,7 +246,7 @@ def as_text(rng: random.Random, document: Any) -> tuple[str, str]:
     """Return (file name, text) of *document*, as JSON or as YAML."""
     if rng.random() < 0.5:
         return "spec.json", json.dumps(document, ensure_ascii=False)
-    return "spec.yaml", yamlio.encode(document)
+    return "spec.yaml", yaml_text.encode(document)
 
 
 # One thing wrong. Each function changes a valid document and returns it.
@@ -672,7 +672,7 @@ def syntax(rng: random.Random) -> tuple[str, str]:
     document = valid(rng)
     cut = json.dumps(document)
     cut = cut[: rng.randint(1, len(cut) - 1)]
-    block = yamlio.encode(document)
+    block = yaml_text.encode(document)
     bad = (
         cut,
         "// comment\n" + json.dumps(document, indent=1),
@@ -703,7 +703,9 @@ def duplicate_key(rng: random.Random) -> tuple[str, str]:
         again = f"{json.dumps(member)}: {json.dumps(value, ensure_ascii=False)}"
         text_ = json.dumps(document, ensure_ascii=False).replace(f'"{mark}": 0', again)
         return rng.choice(("spec.json", "spec.yaml")), text_
-    return "spec.yaml", yamlio.encode(document).replace(f'"{mark}": 0', f"{json.dumps(member)}: 0")
+    return "spec.yaml", yaml_text.encode(document).replace(
+        f'"{mark}": 0', f"{json.dumps(member)}: 0"
+    )
 
 
 def no_data(rng: random.Random) -> tuple[str, str]:

@@ -20,7 +20,7 @@ COLD = {
         "cdi/inject.py",
     ),
     *("cdi/reasons.py", "cdi/store.py", "cdi/transform.py", "cdi/validate.py", "cdi/wire.py"),
-    "cdi/yamlio.py",
+    *("cdi/yaml_text.py", "cdi/yamlio.py"),
     *("gpuruntime/__main__.py", "gpuruntime/formats/toml_source.py"),
     "gpuruntime/slowpath_server.py",
 }

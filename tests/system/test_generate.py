@@ -215,7 +215,10 @@ def test_saving_is_atomic_idempotent_and_for_everybody_to_read() -> None:
         cmp nvidia.json /run/first; stat -c '%a' nvidia.json
         ln nvidia.json hard; eval "$GENERATE --output nvidia.json"
         stat -c '%h' hard; rm hard
-        eval "$GENERATE --output made/deep/nvidia"; stat -c '%a' made; ls -A . made/deep
+        cd /; GPURUNTIME_CDI_SPEC_DIRS=/run/specs/made/deep
+        export GPURUNTIME_CDI_SPEC_DIRS
+        eval "$GENERATE --output run/specs/made/deep/nvidia"
+        cd /run/specs; stat -c '%a' made; ls -A . made/deep
         """
     )
     assert done.returncode == 0, done.stderr
@@ -237,10 +240,18 @@ def test_saving_is_atomic_idempotent_and_for_everybody_to_read() -> None:
         ("echo > /run/file", "/run/file/nvidia.yaml"),
         ("mkdir /run/ro && mount -t tmpfs -o ro none /run/ro", "/run/ro/nvidia.yaml"),
         ("mkdir /run/open && chmod 777 /run/open", "/run/open/nvidia.yaml"),
+        ("mkdir /run/typo", "/run/typo/cdi/nvidia.yaml"),
         ("mkdir -p /run/x/nvidia.yaml/y", "/run/x/nvidia.yaml"),
         ("mkdir /run/full && mount -t tmpfs -o size=4k none /run/full", "/run/full/nvidia.yaml"),
     ],
-    ids=["below-a-file", "read-only", "others-may-write", "a-directory", "no-space"],
+    ids=[
+        "below-a-file",
+        "read-only",
+        "others-may-write",
+        "no-directory",
+        "a-directory",
+        "no-space",
+    ],
 )
 def test_an_output_that_cannot_be_written_is_named(prepare: str, output: str) -> None:
     """And nothing is left behind beside it."""

@@ -14,7 +14,7 @@ from typing import Any
 import costs
 import pytest
 
-from cdi import registry, yamlio
+from cdi import registry, yaml_text, yamlio
 from gpuruntime.trusted_files import may_trust
 
 GOOD = {
@@ -132,8 +132,8 @@ def test_only_the_files_that_are_no_strict_json_go_the_slow_way(specs: Path) -> 
         asked.extend(texts)
         return yamlio.decode_all(texts)
 
-    (specs / "a.yaml").write_text(yamlio.encode({**GOOD, "kind": "example.com/yaml"}))
-    (specs / "b.json").write_text(yamlio.encode({**GOOD, "kind": "example.com/inside"}))
+    (specs / "a.yaml").write_text(yaml_text.encode({**GOOD, "kind": "example.com/yaml"}))
+    (specs / "b.json").write_text(yaml_text.encode({**GOOD, "kind": "example.com/inside"}))
     known = registry.load([str(specs)], may_trust=may_trust, decode_yaml=decode_yaml)
     assert sorted(asked) == [str(specs / "a.yaml"), str(specs / "b.json")]
     assert len(known.devices) == 3

@@ -237,8 +237,10 @@ def test_a_directory_in_the_way_is_an_error(folder: Path) -> None:
     assert names(folder) == ["a.yaml"]
 
 
-@pytest.mark.parametrize("bits", [0o777, 0o775, 0o757, 0o1777])
-def test_a_directory_that_others_write_to_is_refused(folder: Path, bits: int) -> None:
+@pytest.mark.parametrize("bits", [0o777, 0o775, 0o757, 0o2775, 0o2777])
+def test_a_directory_in_which_others_can_replace_the_file_is_refused(
+    folder: Path, bits: int
+) -> None:
     """CDI-01: they could replace the spec, and so give out what they like."""
     save(folder / "a.yaml", OLD)
     folder.chmod(bits)
@@ -250,11 +252,32 @@ def test_a_directory_that_others_write_to_is_refused(folder: Path, bits: int) ->
     assert (folder / "a.yaml").read_text() == OLD
 
 
+@pytest.mark.parametrize("bits", [0o1777, 0o1775, 0o3775, 0o2755])
+def test_a_directory_in_which_others_can_only_add_files_will_do(folder: Path, bits: int) -> None:
+    """A sticky directory, such as /tmp, and one that only passes on its group."""
+    folder.chmod(bits)
+    assert save(folder / "a.yaml", NEW)
+    assert (folder / "a.yaml").read_text() == NEW
+    assert mode(folder) == bits
+    assert store.remove("a", [str(folder)], may_trust=may_trust)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
-def test_the_directory_of_a_user_is_refused(folder: Path) -> None:
-    """CDI-01: whoever owns it can change its mode."""
+@pytest.mark.parametrize("bits", [0o755, 0o1777])
+def test_the_directory_of_a_user_is_refused(folder: Path, bits: int) -> None:
+    """CDI-01: whoever owns it can change its mode, and replace files in it though it is sticky."""
     os.chown(folder, 12345, 12345)
+    folder.chmod(bits)
     assert category(save, folder / "a.yaml", NEW) == "untrusted"
+
+
+def test_a_missing_directory_is_made_only_if_asked_for(folder: Path) -> None:
+    """The library's caller decides: a typing error must not make directories."""
+    path = folder / "missing" / "a.yaml"
+    with pytest.raises(FileNotFoundError):
+        store.save(str(path), NEW, may_trust=may_trust, make_directory=False)
+    assert names(folder) == []
+    assert store.save(str(path), NEW, may_trust=may_trust)
 
 
 def test_a_directory_that_is_none_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -7,10 +7,11 @@ import json
 
 import costs
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdi import generate, yamlio
+from cdi import generate, yaml_text, yamlio
 from cdi.errors import CdiError
 
 ODD = ("y", "n", "no", "1e3", "0o17", "0x1", "1:30", "~", "null", "", " ", "2026-01-01", "é", '"')
@@ -27,7 +28,7 @@ VALUES = st.recursive(
 @pytest.mark.parametrize("text", [*ODD, "#", "\n"])
 def test_a_string_stays_a_string(text: str) -> None:
     """A device called `y` would be called `true` by another reader."""
-    written = yamlio.encode({"name": text})
+    written = yaml_text.encode({"name": text})
     assert yamlio.decode(written) == {"name": text}
     assert written.startswith('---\nname: "')
 
@@ -36,8 +37,15 @@ def test_a_string_stays_a_string(text: str) -> None:
 @given(VALUES)
 def test_what_is_written_is_read_back(value: object) -> None:
     """Any document, in both formats."""
-    assert yamlio.decode(yamlio.encode({"value": value})) == {"value": value}
+    assert yamlio.decode(yaml_text.encode({"value": value})) == {"value": value}
     assert json.loads(generate.encode_json({"value": value})) == {"value": value}  # type: ignore[typeddict-unknown-key]
+
+
+@pytest.mark.property
+@given(VALUES)
+def test_pyyaml_reads_what_is_written_by_its_own_rules(value: object) -> None:
+    """The reader of most tools in Python, which is neither ours nor that of engines."""
+    assert yaml.safe_load(yaml_text.encode({"value": value})) == {"value": value}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from gpuruntime.trusted_files import may_trust
+from gpuruntime.trusted_files import may_trust, may_trust_entries
 
 
 def status(mode: int, uid: int) -> os.stat_result:
@@ -34,3 +34,23 @@ def status(mode: int, uid: int) -> os.stat_result:
 def test_only_what_root_or_we_alone_can_write(mode: int, uid: int, expected: bool) -> None:
     """Else a user of the node could have root mount or run what it likes."""
     assert may_trust(status(mode, uid)) is expected
+
+
+@pytest.mark.parametrize(
+    ("mode", "uid", "expected"),
+    [
+        (0o755, 0, True),
+        (0o2755, 0, True),
+        (0o1777, 0, True),
+        (0o3775, os.geteuid(), True),
+        (0o777, 0, False),
+        (0o2775, 0, False),
+        # Its owner can replace files in it even so.
+        (0o1777, 4711, False),
+    ],
+)
+def test_a_directory_is_judged_by_who_can_replace_files_in_it(
+    mode: int, uid: int, expected: bool
+) -> None:
+    """In a sticky one only the owner of a file, of the directory, and root."""
+    assert may_trust_entries(status(mode, uid)) is expected

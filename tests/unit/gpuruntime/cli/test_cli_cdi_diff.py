@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cdi import yamlio
+from cdi import yaml_text
 
 # Each test starts the command line, most of them several times.
 pytestmark = pytest.mark.slow
@@ -46,7 +46,7 @@ def files(tmp_path: Path) -> tuple[str, str, str]:
     """Return a spec as JSON, the same as YAML, and another."""
     paths = [tmp_path / name for name in ("a.json", "a.yaml", "b.json")]
     paths[0].write_text(json.dumps(SPEC))
-    paths[1].write_text(yamlio.encode(dict(reversed(SPEC.items()))))
+    paths[1].write_text(yaml_text.encode(dict(reversed(SPEC.items()))))
     paths[2].write_text(json.dumps(OTHER))
     one, same, other = map(str, paths)
     return one, same, other

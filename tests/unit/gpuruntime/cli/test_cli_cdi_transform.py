@@ -113,8 +113,9 @@ def test_the_container_side(source: Path) -> None:
 def test_the_ending_decides_on_the_format(
     source: Path, tmp_path: Path, output: str, expected: str
 ) -> None:
-    """The file is made at once, for anybody to read, in a directory that is made for it."""
+    """The file is made at once, for anybody to read."""
     out = tmp_path / "out"
+    out.mkdir()
     ran = run(*ARGUMENTS, "--input", str(source), "--output", str(out / output))
     assert (ran.returncode, ran.stdout) == (0, "")
     assert ran.stderr == f'wrote "{out / expected}"\n'
@@ -209,7 +210,8 @@ def test_outputs_that_cannot_be(source: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     (tmp_path / "d.yaml").mkdir()
     for name, text in (
-        ("open/a.yaml", "alone to write"),
+        ("open/a.yaml", "lets other users replace files in it"),
+        ("missing/a.yaml", "there is no directory"),
         ("link/a.yaml", "symbolic link"),
         ("d.yaml", "directory"),
         ("in.json/a.yaml", "irectory"),

@@ -95,8 +95,8 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     "link out of the root": (_outside, "leads nowhere in this root"),
     "absolute link out of the root": (_absolute_outside, "leads nowhere in this root"),
     "loop": (_loop, "cannot be opened"),
-    "writable by its group": (_group_writable, "mode 0664: others than root can change it"),
-    "writable by others": (_other_writable, "mode 0646: others than root can change it"),
+    "writable by its group": (_group_writable, "mode 0664: users other than root can change it"),
+    "writable by others": (_other_writable, "mode 0646: users other than root can change it"),
     "odd name": (_odd_target, "which cannot be named in a spec"),
     "odd SONAME": (_other_soname, "has the SONAME"),
 }
@@ -151,8 +151,17 @@ def test_nvml_is_never_opened_if_it_is_wrong(wrong: str, tree: Tree) -> None:
 def test_a_library_in_a_directory_that_others_can_change_is_refused(tree: Tree) -> None:
     """They could replace it."""
     tree.at(PLACE).chmod(0o777)
-    with pytest.raises(DiscoveryError, match=rf'{PLACE}" belongs to uid .* mode 0777'):
+    with pytest.raises(DiscoveryError, match=rf'{PLACE}" belongs to uid .* mode 0777') as caught:
         found(tree)
+    # Its mode is not ours to change: it may be one of the system's, such as /usr/local/lib.
+    assert caught.value.hint == "install the driver where only root can write"
+
+
+def test_a_sticky_directory_will_do(tree: Tree) -> None:
+    """Others can add files to it, and replace none of root's."""
+    whole = found(tree)
+    tree.at(PLACE).chmod(0o1777)
+    assert found(tree) == whole
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

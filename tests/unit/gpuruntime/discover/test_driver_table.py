@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+import itertools
 import re
 from pathlib import Path
 
@@ -59,6 +61,15 @@ def test_a_row_is_whole(row: driver_table.Row) -> None:
     assert not row.until or row.since <= row.until
     for link in row.links:
         assert re.fullmatch(r"(?:\.\./)?(?:FILE|SONAME)::[\w./-]+", link)
+
+
+@pytest.mark.parametrize("pattern", ["", "*", "a", "*.*", "a*b", "*ab*.a", "aa*aa", "a**b"])
+def test_a_pattern_means_what_it_does_elsewhere(pattern: str) -> None:
+    """The table's own matching is held against fnmatch, on every name of up to four letters."""
+    for length in range(5):
+        for name in map("".join, itertools.product("ab.", repeat=length)):
+            expected = fnmatch.fnmatchcase(name, pattern)
+            assert driver_table.matches(name, pattern) is expected, name
 
 
 def test_only_vendor_neutral_libraries_are_for_no_capability() -> None:
