@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the engines that run here: their programs, and the config files that they were given."""
+"""Find the engines that run here: their programs, and the config files on their command lines."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 _ENGINES = {"dockerd": "docker", "containerd": "containerd", "crio": "crio"}
@@ -13,9 +14,14 @@ _CONFIG_OPTIONS = {
     "containerd": ("--config", "-c"),
     "crio": ("--config", "-c"),
 }
-MAX_CMDLINE_BYTES = 1 << 16
-# A containerd that another engine has started on a config of its own.
-_SERVANTS = ("/var/lib/rancher/", "/run/docker/", "/var/run/docker/", "/run/k3s/", "/etc/k0s/")
+DOCKER_CONFIG = "/etc/docker/daemon.json"
+MAX_FILE_BYTES = 1 << 20
+# Processes that start a containerd of their own: /proc/PID/comm.
+_PARENTS = ("dockerd", "k3s", "k3s-server", "k3s-agent", "rke2", "k0s")
+# Directories in which these keep the config of that containerd.
+_OWN_DIRECTORIES = ("/var/lib/rancher/", "/run/k3s/", "/etc/k0s/")
+# dockerd's default exec-root, by both of its names.
+EXEC_ROOTS = ("/run/docker", "/var/run/docker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +33,58 @@ class Daemon:
     config: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """A daemon of an engine, with its command line and the name of its parent's program."""
+
+    name: str
+    program: str
+    words: Sequence[str]
+    parent: str
+
+    def option(self, *options: str) -> str | None:
+        """Return the absolute path that one of *options* has, None if none has one."""
+        for index, word in enumerate(self.words):
+            option, equals, value = word.partition("=")
+            if option not in options:
+                continue
+            if not equals:
+                value = self.words[index + 1] if index + 1 < len(self.words) else ""
+            if value.startswith("/"):
+                return value
+        return None
+
+
 def running(proc: str = "/proc") -> Iterator[Daemon]:
-    """Give the daemons of engines that see the files that we see; not those in containers."""
+    """Return the engines' daemons that see the same files as this process, so none in containers.
+
+    A containerd that another engine has started for itself is not among them.
+    """
+    processes = list(_processes(proc))
+    exec_roots = {
+        *EXEC_ROOTS,
+        *(_exec_root(process) for process in processes if process.name == "docker"),
+    }
+    for process in processes:
+        config = process.option(*_CONFIG_OPTIONS[process.name])
+        is_own = process.name == "containerd" and (
+            process.parent in _PARENTS or is_own_config(config or "", exec_roots)
+        )
+        if not is_own:
+            yield Daemon(process.name, process.program, config)
+
+
+def is_own_config(config: str, exec_roots: Collection[str] = EXEC_ROOTS) -> bool:
+    """Return whether *config* is that of a containerd which another engine starts for itself.
+
+    *exec_roots* are the directories that dockerd has at run time.
+    """
+    return config.startswith(_OWN_DIRECTORIES) or any(
+        config.startswith(f"{root.rstrip('/')}/containerd/") for root in exec_roots if root
+    )
+
+
+def _processes(proc: str) -> Iterator[_Process]:
     try:
         ours = os.readlink(f"{proc}/self/ns/mnt")
     except OSError:
@@ -37,29 +93,55 @@ def running(proc: str = "/proc") -> Iterator[Daemon]:
         if not entry.isdigit():
             continue
         try:
-            with open(f"{proc}/{entry}/comm", encoding="utf-8", errors="replace") as stream:
-                name = _ENGINES.get(stream.read().strip())
+            name = _ENGINES.get(_comm(proc, entry))
             if name is None or os.readlink(f"{proc}/{entry}/ns/mnt") != ours:
                 continue
             program = os.readlink(f"{proc}/{entry}/exe")
-            with open(f"{proc}/{entry}/cmdline", "rb") as stream_:
-                words = os.fsdecode(stream_.read(MAX_CMDLINE_BYTES)).split("\0")
+            with open(f"{proc}/{entry}/cmdline", "rb") as stream:
+                words = os.fsdecode(stream.read(MAX_FILE_BYTES)).split("\0")
+            parent = _parent(proc, entry)
         except OSError:
             # It has ended meanwhile, or is another user's.
             continue
-        config = _option(words, _CONFIG_OPTIONS[name])
-        if config is None or not config.startswith(_SERVANTS):
-            yield Daemon(name, program, config)
+        yield _Process(name, program, words, parent)
 
 
-def _option(words: Sequence[str], options: Sequence[str]) -> str | None:
-    """Return the absolute path that one of *options* has among *words*, None if none has."""
-    for index, word in enumerate(words):
-        option, equals, value = word.partition("=")
-        if option not in options:
-            continue
-        if not equals:
-            value = words[index + 1] if index + 1 < len(words) else ""
-        if value.startswith("/"):
-            return value
-    return None
+def _comm(proc: str, pid: str) -> str:
+    with open(f"{proc}/{pid}/comm", encoding="utf-8", errors="replace") as stream:
+        return stream.read().strip()
+
+
+def _parent(proc: str, pid: str) -> str:
+    """Return the name of the parent's program, "" if it has ended."""
+    with open(f"{proc}/{pid}/stat", encoding="utf-8", errors="replace") as stream:
+        # The second field is a name in parentheses, which can have any character.
+        parent = stream.read(MAX_FILE_BYTES).rpartition(")")[2].split()[1]
+    try:
+        return _comm(proc, parent)
+    except OSError:
+        return ""
+
+
+def _exec_root(dockerd: _Process) -> str:
+    """Return the exec-root of *dockerd*, "" if it has the default one.
+
+    Its containerd survives a restart of dockerd with live-restore, and is then not its child.
+    """
+    path = dockerd.option("--exec-root")
+    if path is not None:
+        return path
+    try:
+        with open(dockerd.option("--config-file") or DOCKER_CONFIG, "rb") as stream:
+            return configured_exec_root(stream.read(MAX_FILE_BYTES))
+    except OSError:
+        return ""
+
+
+def configured_exec_root(data: bytes) -> str:
+    """Return the exec-root in *data*, a daemon.json, "" if there is none."""
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        return ""
+    path = document.get("exec-root") if isinstance(document, dict) else None
+    return path if isinstance(path, str) else ""

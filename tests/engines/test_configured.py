@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
+import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator
@@ -52,6 +54,30 @@ def test_dockerd_knows_the_runtime(work: Path) -> None:
     left = docker_info(work, "undone")
     assert "gpuruntime" not in left["Runtimes"]
     assert left["DefaultRuntime"] == "runc"
+
+
+@pytest.mark.engine("dockerd", "unshare")
+@pytest.mark.parametrize("is_option", [True, False])
+def test_the_containerd_of_dockerd_is_not_the_systems(work: Path, *, is_option: bool) -> None:
+    """Its config is in dockerd's exec-root, and generated at each start."""
+    root = work / "exec"
+    text = "{}" if is_option else json.dumps({"exec-root": str(root)})
+    (work / "daemon.json").write_text(text)
+    command = (
+        *("dockerd", "--config-file", work / "daemon.json", "-H", f"unix://{work}/s"),
+        *("--data-root", work / "data", "--pidfile", work / "pid"),
+        *("--iptables=false", "--ip6tables=false", "--bridge=none"),
+        *(("--exec-root", root) if is_option else ()),
+    )
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from gpuruntime.engines import daemons; "
+        "print([daemon.name for daemon in daemons.running()])"
+    )
+    look = (sys.executable, "-c", script, TREE)
+    words = " ".join(shlex.quote(str(word)) for word in command)
+    wait = f"{words} & while ! test -S {root}/containerd/containerd.sock; do sleep 0.1; done; "
+    printed = output(*ALONE, *COVER, "sh", "-c", f'{wait} exec "$@"', "sh", *look)
+    assert printed.splitlines()[-1] == "['docker']"
 
 
 def lay_out(work: Path, name: str) -> Path:

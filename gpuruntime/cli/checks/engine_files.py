@@ -16,6 +16,7 @@ from gpuruntime.engines import (
     config_paths,
     containerd_document,
     crio,
+    daemons,
     docker,
     document_edits,
     podman,
@@ -37,8 +38,6 @@ DAEMONS = {
     "k0s": ("k0s",),
     "microk8s": ("containerd",),
 }
-# A containerd that another engine has started on a config of its own.
-_SERVANTS = ("/var/lib/rancher/", "/run/docker/", "/var/run/docker/", "/run/k3s/", "/etc/k0s/")
 _RUNTIME_OF_CLASS = ("options", "BinaryName")
 # In a template, which is no TOML: the name of a runtime, and its program.
 _OF_TEMPLATE = re.compile(
@@ -100,17 +99,18 @@ def is_snap(machine: ExaminedMachine) -> bool:
 
 
 def _host(machine: ExaminedMachine) -> config_paths.HostFacts:
-    daemons = []
+    running = []
+    exec_roots = _exec_roots(machine)
     for process in processes.running(machine, "dockerd", "containerd", "crio"):
         name = {"dockerd": "docker"}.get(process.name, process.name)
         config = process.option("--config-file", "--config", "-c") or None
-        is_servant = config is not None and config.startswith(_SERVANTS)
+        is_servant = config is not None and daemons.is_own_config(config, exec_roots)
         if process.is_of_host and not process.uid and not is_servant:
             program = machine.link(f"/proc/{process.pid}/exe") or process.words[0]
             is_path = config is not None and config.startswith("/")
-            daemons.append(Daemon(name, program, config if is_path else None))
+            running.append(Daemon(name, program, config if is_path else None))
     # As root: what is asked is which engines the host has, not which ours are.
-    return config_paths.HostFacts(machine.environ, 0, machine.exists, tuple(daemons))
+    return config_paths.HostFacts(machine.environ, 0, machine.exists, tuple(running))
 
 
 def _daemon(machine: ExaminedMachine, engine: str) -> Process | None:
@@ -120,8 +120,18 @@ def _daemon(machine: ExaminedMachine, engine: str) -> Process | None:
         if process.is_of_host and not process.uid
     ]
     # docker and k3s have a containerd of their own.
-    found = [p for p in found if not p.option("--config", "-c").startswith(_SERVANTS)]
+    exec_roots = _exec_roots(machine)
+    found = [p for p in found if not daemons.is_own_config(p.option("--config", "-c"), exec_roots)]
     return found[0] if found else None
+
+
+def _exec_roots(machine: ExaminedMachine) -> list[str]:
+    """Return the directories in which dockerd has the config of a containerd of its own."""
+    roots = list(daemons.EXEC_ROOTS)
+    for process in processes.running(machine, "dockerd"):
+        text = machine.read(process.option("--config-file") or daemons.DOCKER_CONFIG) or ""
+        roots.append(process.option("--exec-root") or daemons.configured_exec_root(text.encode()))
+    return roots
 
 
 def _drop_ins(machine: ExaminedMachine, place: config_paths.EngineConfig) -> list[str]:

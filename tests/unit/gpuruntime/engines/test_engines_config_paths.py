@@ -180,10 +180,20 @@ def test_a_docker_beside_the_snap_is_configured() -> None:
 
 
 def _process(
-    proc: Path, pid: int, comm: str, words: list[str], namespace: str = "mnt:[1]"
+    proc: Path,
+    pid: int,
+    comm: str,
+    words: list[str],
+    namespace: str = "mnt:[1]",
+    parent: int = 0,
 ) -> None:
     directory = proc / str(pid)
     (directory / "ns").mkdir(parents=True)
+    (directory / "stat").write_text(f"{pid} (a) b) S {parent} 1 1 0")
+    (proc / "self" / "ns").mkdir(parents=True, exist_ok=True)
+    ours = proc / "self" / "ns" / "mnt"
+    if not ours.is_symlink():
+        ours.symlink_to("mnt:[1]")
     (directory / "comm").write_text(comm + "\n")
     (directory / "cmdline").write_bytes("\0".join(words).encode() + b"\0")
     (directory / "exe").symlink_to(words[0])
@@ -199,8 +209,6 @@ def test_daemons_are_told_by_the_kernel(tmp_path: Path) -> None:
     _process(tmp_path, 5, "dockerd", ["/usr/bin/dockerd"], "mnt:[2]")
     _process(tmp_path, 6, "bash", ["/bin/bash"])
     _process(tmp_path, 7, "crio", ["/usr/bin/crio", "--config", "relative"])
-    (tmp_path / "self" / "ns").mkdir(parents=True)
-    (tmp_path / "self" / "ns" / "mnt").symlink_to("mnt:[1]")
     assert list(daemons.running(str(tmp_path))) == [
         Daemon("docker", "/usr/bin/dockerd", "/srv/d.json"),
         Daemon("containerd", "/usr/bin/containerd", "/srv/c.toml"),
@@ -415,3 +423,37 @@ def test_a_file_says_more_than_the_containerd_that_runs(tmp_path: Path) -> None:
     )
     text = file_sets.to_configure(place, ENTRY).files[0].configure(None)
     assert str(text).startswith("version = 2\n")
+
+
+def test_the_containerd_of_dockerd_is_known_by_its_parent(tmp_path: Path) -> None:
+    """Wherever its config is."""
+    _process(tmp_path, 1, "dockerd", ["/usr/bin/dockerd"])
+    _process(tmp_path, 2, "containerd", ["/x", "--config", "/srv/c.toml"], parent=1)
+    _process(tmp_path, 3, "k3s-server", ["/usr/bin/k3s"])
+    _process(tmp_path, 4, "containerd", ["/x", "--config", "/srv/k.toml"], parent=3)
+    assert [daemon.name for daemon in daemons.running(str(tmp_path))] == ["docker"]
+
+
+@pytest.mark.parametrize("is_option", [True, False])
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_the_containerd_of_dockerd_is_known_by_the_exec_root(
+    tmp_path: Path, mark: bytes, *, is_option: bool
+) -> None:
+    """After a restart of dockerd with live-restore it has another parent."""
+    config = tmp_path / "daemon.json"
+    config.write_bytes(mark + b'{"exec-root": "/srv/run/"}')
+    words = ["/usr/bin/dockerd", "--config-file", str(config)]
+    words = ["/usr/bin/dockerd", "--exec-root=/srv/run"] if is_option else words
+    _process(tmp_path, 1, "dockerd", words)
+    own = "/srv/run/containerd/containerd.toml"
+    _process(tmp_path, 2, "containerd", ["containerd", "--config", own], parent=9)
+    _process(tmp_path, 3, "containerd", ["containerd", "--config", "/srv/running.toml"])
+    assert [daemon.config for daemon in daemons.running(str(tmp_path))][1:] == [
+        "/srv/running.toml"
+    ]
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{", b'{"exec-root": 1}', b"\xff", b"[" * 100_000])
+def test_a_daemon_json_without_an_exec_root_has_the_default_one(data: bytes) -> None:
+    """Whatever else is wrong with it."""
+    assert daemons.configured_exec_root(data) == ""
