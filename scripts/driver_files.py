@@ -98,14 +98,14 @@ class Root:
 
     def files(self) -> list[str]:
         """Return the paths of all files and links, relative."""
-        found = []
+        paths = []
         for directory, names, files in os.walk(self.path):
             links = [name for name in names if os.path.islink(os.path.join(directory, name))]
-            found += [
+            paths += [
                 os.path.relpath(os.path.join(directory, name), self.path)
                 for name in (*files, *links)
             ]
-        return sorted(found)
+        return sorted(paths)
 
     def row(self, path: str) -> tuple[str, str, str, str]:
         """Return (file, what becomes of it, for what, why)."""
@@ -133,7 +133,7 @@ class Root:
                     self._for(item),
                     f"{_told(target, item)}; the file is `{target}`",
                 )
-        raise SystemExit(f"driver_files: nothing is known about {self.path / path}")
+        raise SystemExit(f"driver_files: no row describes {self.path / path}")
 
     def _for(self, item: Library | File) -> str:
         if item.capability == driver_table.ALL:
@@ -185,7 +185,7 @@ def main() -> None:
     for branch in BRANCHES:
         if not (ROOTS / branch).is_dir():
             raise SystemExit(
-                f"driver_files: build/driver-root/{branch} is not there\n"
+                f"driver_files: build/driver-root/{branch} does not exist\n"
                 f'hint: run "make driver-root VERSION={branch}"'
             )
     roots = {branch: Root(branch) for branch in BRANCHES}
@@ -198,10 +198,12 @@ def main() -> None:
     lines = [
         HEAD.format(versions=versions, branches=" | ".join(BRANCHES), rules="---|" * len(BRANCHES))
     ]
-    for name, found in sorted(rows.items()):
-        whats = " | ".join(found[branch][0] if branch in found else "-" for branch in BRANCHES)
+    for name, by_branch in sorted(rows.items()):
+        whats = " | ".join(
+            by_branch[branch][0] if branch in by_branch else "-" for branch in BRANCHES
+        )
         # A newer driver may need a file for more.
-        _, for_, why = found[max(found)]
+        _, for_, why = by_branch[max(by_branch)]
         lines.append(f"| `{name}` | {whats} | {for_} | {why} |\n")
     sys.stdout.write("".join(lines))
 

@@ -29,12 +29,12 @@ NAMESPACE = uuid.UUID("0f1f7b5e-6a0e-5d0c-9d0a-6d5b0a2a7c11")
 
 def pinned(text: str) -> list[dict[str, Any]]:
     """Return a component for each pin in *text*, which is that of a requirements file."""
-    found = []
+    components = []
     for block in re.split(r"(?m)^(?=[A-Za-z0-9])", text)[1:]:
         name, version = re.match(r"([\w.-]+)==(\S+)", block).groups()  # type: ignore[union-attr]
         purl = f"pkg:pypi/{name.lower()}@{quote(version)}"
         digests = re.findall(r"--hash=sha256:([0-9a-f]{64})", block)
-        found.append(
+        components.append(
             {
                 "type": "library",
                 "bom-ref": purl,
@@ -44,7 +44,7 @@ def pinned(text: str) -> list[dict[str, Any]]:
                 "hashes": [{"alg": "SHA-256", "content": digest} for digest in digests],
             }
         )
-    return found
+    return components
 
 
 def packaged(text: str, distribution: str) -> list[dict[str, Any]]:
@@ -52,7 +52,7 @@ def packaged(text: str, distribution: str) -> list[dict[str, Any]]:
 
     What comes from no package has "-" for that.
     """
-    found = []
+    components = []
     for line in text.splitlines():
         name, version, package, of_package = line.split()
         purl = f"pkg:generic/{name}@{version}"
@@ -61,10 +61,10 @@ def packaged(text: str, distribution: str) -> list[dict[str, Any]]:
             name, _, architecture = package.partition(":")
             purl = f"pkg:deb/{distribution}/{quote(name)}@{quote(version, safe='')}"
             purl += f"?arch={architecture}" if architecture else ""
-        found.append(
+        components.append(
             {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
         )
-    return found
+    return components
 
 
 def files(directory: Path) -> list[dict[str, Any]]:
@@ -122,8 +122,8 @@ def main() -> None:
     """Print the document."""
     directory, version, seconds = sys.argv[1:]
     release = Path("/etc/os-release")
-    said = re.search(r"(?m)^ID=(\w+)$", release.read_text() if release.exists() else "")
-    made = document(Path(directory), version, int(seconds), said[1] if said else "linux")
+    match = re.search(r"(?m)^ID=(\w+)$", release.read_text() if release.exists() else "")
+    made = document(Path(directory), version, int(seconds), match[1] if match else "linux")
     print(json.dumps(made, indent=2))
 
 

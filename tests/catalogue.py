@@ -193,21 +193,21 @@ def lines(
     counts: dict[str, Counter[str]], skipped: dict[str, str], ids: Sequence[str]
 ) -> list[str]:
     """Return a line for each of *ids*: how many tests passed, or why none did."""
-    told = {"pass": 0, "fail": 0, "no test": 0, "not run": 0}
+    totals = {"pass": 0, "fail": 0, "no test": 0, "not run": 0}
     result = []
     for name in ids:
         seen = counts[name]
         if seen["failed"]:
-            told["fail"] += 1
+            totals["fail"] += 1
             result.append(f"{name}  FAIL ({seen['failed']} of {sum(seen.values())} tests)")
         elif seen["passed"]:
-            told["pass"] += 1
+            totals["pass"] += 1
             result.append(f"{name}  pass ({seen['passed']} tests)")
         elif name in NONE:
-            told["no test"] += 1
+            totals["no test"] += 1
             result.append(f"{name}  no test: {NONE[name]}")
         else:
-            told["not run"] += 1
+            totals["not run"] += 1
             result.append(f"{name}  not run: {skipped.get(name, 'not among the chosen tests')}")
-    summary = ", ".join(f"{count} {word}" for word, count in told.items())
+    summary = ", ".join(f"{count} {word}" for word, count in totals.items())
     return [*result, f"catalogue: {len(ids)} ids, {summary}"]

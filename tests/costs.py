@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a piece of a test costs in processor time: whatever else the machine does meanwhile."""
+"""Processor time that a part of a test takes; unlike wall time, it does not depend on load."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def spent() -> float:
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Fail if what is done in the context, also by children, takes more *seconds* than that."""
+    """Fail if the context, with its children, takes *seconds* of processor time or more."""
     before = spent()
     yield
     used = spent() - before

@@ -8,6 +8,6 @@ import os
 
 
 def opened() -> list[str]:
-    """Return the descriptors that are open; no garbage of earlier tests will close one of them."""
+    """Return the open descriptors, without those that garbage of earlier tests holds."""
     gc.collect()
     return sorted(os.listdir("/proc/self/fd"))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often a run tries a law: often enough to see it broken, or as GPURUNTIME_TEST_ALL wants it.
+"""How many examples a property test tries: few, or all of them with GPURUNTIME_TEST_ALL.
 
-What Hypothesis tries where a test does not say how often is set in conftest.py.
+The default of tests that name no number is set in conftest.py.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 
 IS_FULL = bool(os.environ.get("GPURUNTIME_TEST_ALL"))
-# Of fewer examples than that Hypothesis makes simple ones only.
+# With fewer examples, Hypothesis generates only simple ones.
 FEWEST = 25
 
 
 def tries(number: int) -> int:
-    """Return how often to try what a whole run tries *number* times."""
+    """Return how many examples to try of the *number* that a full run tries."""
     return number if IS_FULL else min(number, max(FEWEST, number // 6))

@@ -69,8 +69,13 @@ class Host(Tree):
 
     def params(self, **values: str) -> None:
         """Have the driver tell its parameters."""
-        told = {"DeviceFileUID": "0", "DeviceFileGID": "0", "DeviceFileMode": "438", **values}
-        lines = "".join(f"{name}: {value}\n" for name, value in told.items())
+        parameters = {
+            "DeviceFileUID": "0",
+            "DeviceFileGID": "0",
+            "DeviceFileMode": "438",
+            **values,
+        }
+        lines = "".join(f"{name}: {value}\n" for name, value in parameters.items())
         self.file("/proc/driver/nvidia/params", lines)
 
     def gpu(self, minor: int, bus_id: str, model: str = MODEL) -> None:
@@ -172,8 +177,10 @@ class Host(Tree):
     def docker(self, document: Any = None, *, written_s: float = 50, **process: Any) -> None:
         """Install docker with the config *document*, and let it run."""
         self.file("/usr/bin/dockerd", "dockerd", 0o755)
-        known = {"runtimes": {"gpuruntime": {"path": RUNTIME, "args": []}}}
-        self.file("/etc/docker/daemon.json", json.dumps(known if document is None else document))
+        settings = {"runtimes": {"gpuruntime": {"path": RUNTIME, "args": []}}}
+        self.file(
+            "/etc/docker/daemon.json", json.dumps(settings if document is None else document)
+        )
         self.written("/etc/docker/daemon.json", written_s)
         self.process(700, "/usr/bin/dockerd", "-H", "fd://", **process)
 
@@ -218,13 +225,13 @@ class Host(Tree):
 
 def listing(root: Path) -> list[tuple[object, ...]]:
     """Return all that can be seen of what is below *root*, but for times of access."""
-    found: list[tuple[object, ...]] = []
+    entries: list[tuple[object, ...]] = []
     for place in sorted(root.rglob("*")):
         status = place.lstat()
         content: object = place.readlink() if place.is_symlink() else None
         if stat.S_ISREG(status.st_mode):
             content = place.read_bytes()
-        found.append(
+        entries.append(
             (
                 str(place),
                 status.st_mode,
@@ -234,4 +241,4 @@ def listing(root: Path) -> list[tuple[object, ...]]:
                 content,
             )
         )
-    return found
+    return entries

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests share and would each have to make: made once, before they are cut off (isolated.py).
+"""Build what several tests need, once, before the tests lose the network (isolated.py).
 
-As a program: make all of it.
+As a program: build all of it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ START_PYTHON = "/usr/bin/python3"
 
 
 class PrepareError(Exception):
-    """What could not be made, and why: the words of the program that should have made it."""
+    """A build that failed, with the errors of the program that should have made it."""
 
 
 def launcher() -> None:
-    """Have the launcher that tests watch."""
+    """Build the watched launcher."""
     try:
         watched.build()
     except subprocess.CalledProcessError as error:
@@ -35,7 +35,7 @@ def launcher() -> None:
 
 
 def driver() -> None:
-    """Have the simulated driver that most simulated hosts have."""
+    """Build the simulated driver of the default version."""
     try:
         artefacts.driver_tree(artefacts.DEFAULT_VERSION)
         artefacts.fakeproc_hook()
@@ -44,7 +44,7 @@ def driver() -> None:
 
 
 def wheels() -> None:
-    """Have the command line's dependencies, for each Python that the tests install them with."""
+    """Fetch the command line's dependencies, for each Python that tests install them with."""
     if WHEELS.is_dir():
         return
     fresh = WHEELS.with_name(f"{WHEELS.name}.{os.getpid()}")
@@ -63,12 +63,12 @@ def wheels() -> None:
     try:
         fresh.rename(WHEELS)
     except OSError:
-        # Somebody fetched the same at the same time.
+        # Another process has fetched them meanwhile.
         shutil.rmtree(fresh)
 
 
 def _other_python() -> list[str]:
-    """Return the start path's interpreter if the command line is installed for it too."""
+    """Return the start path's interpreter if the command line can be installed for it too."""
     if not os.path.exists(START_PYTHON):
         return []
     command = [START_PYTHON, "-I", "-S", "-c", "import sys; print(*sys.version_info[:2])"]
@@ -78,7 +78,7 @@ def _other_python() -> list[str]:
 
 
 def main() -> None:
-    """Make all of it."""
+    """Build all of it."""
     try:
         launcher()
         driver()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether others may read this tree, as hooks in user namespaces and people without root do."""
+"""Whether other users may read this tree: hooks in user namespaces and rootless engines must."""
 
 from __future__ import annotations
 

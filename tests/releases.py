@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `make release` builds, for every test file that looks at it: built once in a run.
+"""The artefacts of `make release`, for every test file that reads them: built once in a run.
 
-It has each artefact: wheel, source, bundle, Debian packages.
+They are the wheel, the source, the bundle and the Debian packages.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ TREE = Path(__file__).parents[1]
 
 
 def make(target: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Have the Makefile build *target*, with this interpreter."""
-    # What an outer make tells its children is not for this one.
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    """Run `make` for *target*, with this interpreter."""
+    # Without the options of an outer make.
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     return subprocess.run(
         ["make", "--no-print-directory", target, f"PYTHON={sys.executable}", *options],
-        cwd=TREE, env={**kept, **environment}, capture_output=True, text=True, check=False,
+        cwd=TREE, env={**environ, **environment}, capture_output=True, text=True, check=False,
     )  # fmt: skip
 
 

@@ -20,9 +20,9 @@ DEADLINE_S = 60
 SERVE = f"""
 import json, subprocess, sys
 for line in sys.stdin:
-    asked = json.loads(line)
+    call = json.loads(line)
     done = subprocess.run(
-        **asked, capture_output=True, text=True, errors="surrogateescape", check=False,
+        **call, capture_output=True, text=True, errors="surrogateescape", check=False,
         stdin=subprocess.DEVNULL, timeout={DEADLINE_S},
     )
     print(json.dumps([done.returncode, done.stdout, done.stderr]), flush=True)
@@ -35,7 +35,7 @@ RUNTIMES = "nvidia-container-runtime.runtimes"
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended."""
+    """The result of a command."""
 
     returncode: int
     stdout: str
@@ -44,9 +44,9 @@ class Done:
 
 @dataclass(frozen=True)
 class Call:
-    """What came of one call of the runtime.
+    """The result of one call of the runtime.
 
-    *arguments* are what the low-level runtime was called with, None if it was not. *before* and
+    *arguments* are those of the low-level runtime, None if it was not called. *before* and
     *after* are the bytes of config.json, *records* those of the `--log` file.
     """
 
@@ -62,8 +62,8 @@ class Call:
         """The config.json that the low-level runtime finds; asserts that it was called."""
         assert self.returncode == 0, self.stderr
         assert self.arguments is not None
-        found: dict[str, Any] = json.loads(self.after)
-        return found
+        config: dict[str, Any] = json.loads(self.after)
+        return config
 
     @property
     def error(self) -> str:
@@ -80,8 +80,8 @@ class Call:
     @property
     def nodes(self) -> dict[str, tuple[int, int]]:
         """Path → numbers of the character devices that the container gets."""
-        found = self.config.get("linux", {}).get("devices", [])
-        return {node["path"]: (node["major"], node["minor"]) for node in found}
+        devices = self.config.get("linux", {}).get("devices", [])
+        return {node["path"]: (node["major"], node["minor"]) for node in devices}
 
     @property
     def gpus(self) -> list[int]:
@@ -97,8 +97,8 @@ class Call:
     @property
     def environment(self) -> list[str]:
         """The container's environment."""
-        found: list[str] = self.config["process"]["env"]
-        return found
+        variables: list[str] = self.config["process"]["env"]
+        return variables
 
     def said(self, level: str) -> list[str]:
         """Return the messages of *level*."""

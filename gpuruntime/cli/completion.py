@@ -66,10 +66,10 @@ def _feature_flags() -> Iterable[str]:
 
 def _device_ids() -> Iterable[str]:
     """Return the ids of the saved inventory, or indices by the driver's directories."""
-    from gpuruntime.configfile import compilation  # noqa: PLC0415
+    from gpuruntime.cli import config_in_force  # noqa: PLC0415
     from gpuruntime.snapshots.inventory_snapshot import InventorySnapshot  # noqa: PLC0415
 
-    saved = InventorySnapshot(compilation.driver_root(), _no_discovery).read()
+    saved = InventorySnapshot(config_in_force.driver_root(), _no_discovery).read()
     if saved is None:
         count = len(os.listdir("/proc/driver/nvidia/gpus"))
         return ("all", *map(str, range(count)))

@@ -143,19 +143,19 @@ def make_base(root: str) -> None:
         for line in output("apt-config", "dump", "Acquire").splitlines()
         if re.match(r'Acquire::https?::.*Proxy.* ".+"', line)
     ]
-    wanted = dependencies()
+    packages = dependencies()
     if root == UPGRADE:
         suite, newer = SUITES
         place = '"$1"/etc/apt/sources.list.d'
         more = [
-            f"--include={','.join(wanted)}",
+            f"--include={','.join(packages)}",
             f'--customize-hook=rm -f {place}/* && printf %s "$NEWER" >{place}/newer.sources',
             f"--customize-hook={APT} update",
             f"--customize-hook={APT} --download-only dist-upgrade",
         ]
     else:
         suite = newer = root
-        more = [f"--customize-hook={APT} --download-only install {' '.join(wanted)}"]
+        more = [f"--customize-hook={APT} --download-only install {' '.join(packages)}"]
     fresh = path.with_suffix(".new")
     done = subprocess.run(
         ["unshare", "--mount", "mmdebstrap", "--mode=root", "--variant=apt",
@@ -257,12 +257,12 @@ class Root:
 
     def names(self) -> list[str]:
         """Return the paths of all that has our name or the incumbent's."""
-        found = []
+        paths = []
         for directory, names, others in os.walk(self.top):
             place = os.path.relpath(directory, self.top)
             names[:] = [] if place in ("proc", "sys", "dev", CHECKOUT) else names
-            found += [os.path.normpath(f"{place}/{name}") for name in (*names, *others)]
-        ours = (path for path in found if re.search("gpuruntime|gpu-c|nvidia", path))
+            paths += [os.path.normpath(f"{place}/{name}") for name in (*names, *others)]
+        ours = (path for path in paths if re.search("gpuruntime|gpu-c|nvidia", path))
         return sorted(path for path in ours if not path.startswith(f"{CHECKOUT}/"))
 
     def says(self, line: str) -> None:
@@ -346,11 +346,11 @@ def use(root: Root) -> None:
     for name in ("gpuruntime", "nvidia-ctk", "nvidia-container-cli", "gpu-container-runtime"):
         assert "version" in root.run(name, "--version"), name
     tests = f"/{CHECKOUT}/tests"
-    came = root.run("python3", "-B", f"{tests}/simhost/simhost.py", "run", "--",
+    text = root.run("python3", "-B", f"{tests}/simhost/simhost.py", "run", "--",
                     "python3", "-B", f"{tests}/scenarios/packaged.py")  # fmt: skip
-    seen = json.loads(came.splitlines()[-1])
-    for name, found in seen["containers"].items():
-        assert found == [*DEVICES, "ModifyDeviceFiles: 0"], (name, found)
+    seen = json.loads(text.splitlines()[-1])
+    for name, lines in seen["containers"].items():
+        assert lines == [*DEVICES, "ModifyDeviceFiles: 0"], (name, lines)
     assert 'compiled for "/usr/bin/python3"' in seen["doctor"], seen["doctor"]
     assert "modes.jit-cdi.driver-capabilities" in seen["config"], seen["config"]
     assert seen["failed commands"] == {}, seen["failed commands"]
@@ -370,8 +370,8 @@ def read_pages(root: Root) -> None:
         # What needs an engine or a compiler is made by tests/system/test_transcripts.py.
         if setting.needs:
             continue
-        came = root.run(*host, *setting.options, "--", *program, name, INSTALLED="1")
-        outputs = json.loads(came.splitlines()[-1])
+        text = root.run(*host, *setting.options, "--", *program, name, INSTALLED="1")
+        outputs = json.loads(text.splitlines()[-1])
         different = transcripts.differences(setting, outputs)
         assert not different, "\n".join(different)
         count += len(outputs)

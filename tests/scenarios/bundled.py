@@ -3,7 +3,7 @@
 
 The root is that of a driver container's host: busybox, runc with its libraries, and the driver in
 a directory of its own. Called with the archive and the recording program of tests/fakes/runtime.
-Standard output is one JSON object: what was done → what came of it.
+Standard output is one JSON object: step → result.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ def container(programs: str, name: str, config: str, env: str) -> dict[str, obje
         else:
             made.unlink(missing_ok=True)
     status, output = inside(CONTAINER.format(programs=shlex.quote(programs), name=name))
-    given = json.loads((ROOT / "bundle" / "config.json").read_text())
-    hooks = [hook["path"] for hook in given["hooks"].get("createContainer", [])]
+    stored = json.loads((ROOT / "bundle" / "config.json").read_text())
+    hooks = [hook["path"] for hook in stored["hooks"].get("createContainer", [])]
     return {"status": status, "output": output, "hooks": hooks}
 
 
@@ -145,19 +145,19 @@ def passed_on(programs: str, recorder: str, config: str) -> dict[str, object]:
     broken.mkdir()
     for library in (Path(f"{ROOT}{FIRST}") / "lib/gpuruntime/python/lib").glob("*.so*"):
         (broken / library.name).write_text("no library\n")
-    given = [
+    variables = [
         *("LD_LIBRARY_PATH=/broken", "PYTHONHOME=/broken", "PYTHONPATH=/broken", "ODD=a=b\nc"),
         *("GPURUNTIME_CONFIG=/etc/recorder.toml", "GPURUNTIME_FAST=off", "RECORDER_OUT=/record"),
     ]
     runtime = f"{programs}/gpu-container-runtime create --bundle /bundle one"
-    came = inside(f"exec busybox env -i {shlex.join(given)} {runtime}")
+    outcome = inside(f"exec busybox env -i {shlex.join(variables)} {runtime}")
     data = (ROOT / "record").read_bytes()
     head, _, rest = data[data.index(b"@environ ") :].partition(b"\n")
     length = int(head.split()[1])
     return {
-        "came": came,
+        "came": outcome,
         "environment": rest[:length].decode().split("\0")[:-1],
-        "given": given,
+        "given": variables,
         # The control: a program that the variable does concern.
         "control": inside("LD_LIBRARY_PATH=/broken runc --version"),
     }
@@ -186,17 +186,17 @@ def main() -> None:
     copy_runtime()
     make_bundle(ROOT / "bundle")
     config = (ROOT / "bundle" / "config.json").read_text()
-    asked = "NVIDIA_VISIBLE_DEVICES=0,3"
-    results["container"] = container(programs, "one", config, asked)
+    request = "NVIDIA_VISIBLE_DEVICES=0,3"
+    results["container"] = container(programs, "one", config, request)
     results["by a spec"] = container(
         programs, "two", config, "NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=3"
     )
     results["passed on"] = passed_on(programs, recorder, config)
     os.rename(f"{ROOT}{FIRST}", f"{ROOT}{SECOND}")
     programs = f"{SECOND}/bin"
-    results["moved"] = container(programs, "three", config, asked)
+    results["moved"] = container(programs, "three", config, request)
     results["moved command"] = inside(f"{shlex.quote(programs)}/gpuruntime --version")
-    results["without it"] = container(f"{FIRST}/bin", "four", config, asked)
+    results["without it"] = container(f"{FIRST}/bin", "four", config, request)
     json.dump(results, sys.stdout)
 
 

@@ -64,13 +64,13 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("gpu-container-runtime", "--version"),
     ("gpu-cdi-hook", "--help"),
 )
-# Its status says what it has found, which is not about the installation.
+# Their exit status describes the host, not the installation.
 _ANY_STATUS = ("doctor",)
-_LOST = "Traceback (most recent call last)"
+_TRACEBACK = "Traceback (most recent call last)"
 
 
 def run_all() -> dict[str, str]:
-    """Run COMMANDS and return command → what it said, of those that failed."""
+    """Run COMMANDS and return command → output of each that failed."""
     Path(WORK).mkdir(exist_ok=True)
     failed = {}
     for words in COMMANDS:
@@ -82,8 +82,13 @@ def run_all() -> dict[str, str]:
             check=False,
             timeout=120,
         )
-        said = done.stdout + done.stderr
+        output = done.stdout + done.stderr
         is_good = done.returncode == 0 or words[1] in _ANY_STATUS
-        if not is_good or _LOST in said or "did not answer" in said or "No module" in said:
-            failed[" ".join(words)] = f"status {done.returncode}: {said[-500:]}"
+        if (
+            not is_good
+            or _TRACEBACK in output
+            or "did not answer" in output
+            or "No module" in output
+        ):
+            failed[" ".join(words)] = f"status {done.returncode}: {output[-500:]}"
     return failed

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Install into a prefix of this host, use what is there, uninstall; print what was seen.
 
-Standard output is one JSON object: what was asked of the programs → what they said.
+Standard output is one JSON object: command → output.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ def make(target: str) -> None:
 
 def files() -> dict[str, str]:
     """Return path → type, mode, links and bytes of what an installation could touch."""
-    found = {}
+    entries = {}
     for top in (PLACE, "/etc"):
         for directory, names, others in os.walk(top):
             for name in names + others:
                 path = Path(directory, name)
                 status = path.lstat()
                 data = path.read_bytes().hex() if path.is_file() else ""
-                found[str(path)] = (
+                entries[str(path)] = (
                     f"{status.st_mode:o} {status.st_mtime_ns if data else ''} {data}"
                 )
-    return found
+    return entries
 
 
 def tell(*words: str) -> str:

@@ -30,8 +30,8 @@ print(json.dumps({name: hostile.variants(name) for name in names}))
 """
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True)
-    found: dict[str, list[str]] = json.loads(done.stdout)
-    return found
+    variants: dict[str, list[str]] = json.loads(done.stdout)
+    return variants
 
 
 def attack_names(prefix: str = "") -> list[str]:
@@ -53,5 +53,5 @@ def run_on_host(program: Path, *words: str, options: Sequence[str] = ()) -> dict
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert differences(before, of_machine) == []
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    results: dict[str, Any] = json.loads(done.stdout)
+    return results

@@ -48,14 +48,14 @@ def main() -> None:
     """Start containers, ask the command line for what needs each of its dependencies."""
     top = Path(tempfile.mkdtemp(prefix="gpuruntime-packaged-"))
     try:
-        found: dict[str, object] = {"containers": containers(top)}
+        results: dict[str, object] = {"containers": containers(top)}
     finally:
         shutil.rmtree(top)
-    found["failed commands"] = commands.run_all()
-    found["completion"] = scenario.run("bash", "-c", COMPLETE).stdout
-    found["config"] = scenario.run("gpuruntime", "config", "show").stdout
-    found["doctor"] = scenario.run("gpuruntime", "doctor", check=False).stdout
-    json.dump(found, sys.stdout)
+    results["failed commands"] = commands.run_all()
+    results["completion"] = scenario.run("bash", "-c", COMPLETE).stdout
+    results["config"] = scenario.run("gpuruntime", "config", "show").stdout
+    results["doctor"] = scenario.run("gpuruntime", "doctor", check=False).stdout
+    json.dump(results, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -151,12 +151,12 @@ def observe(container: Container) -> dict[str, object]:
 
 def written(container: Container) -> dict[str, tuple[int, int]]:
     """Return inode and mtime of what hooks write, in the root and in the volume."""
-    found = {}
+    entries = {}
     for tree in (container.root / "etc", container.volume):
         for path in tree.rglob("*"):
             status = path.lstat()
-            found[str(path)] = (status.st_ino, status.st_mtime_ns if path.is_file() else 0)
-    return found
+            entries[str(path)] = (status.st_ino, status.st_mtime_ns if path.is_file() else 0)
+    return entries
 
 
 def main() -> None:

@@ -49,14 +49,14 @@ def hierarchies(mountinfo: str, own_cgroups: str, prefix: str) -> list[Hierarchy
     for line in own_cgroups.splitlines():
         _, controllers, path = line.split(":", 2)
         own[controllers] = path
-    found = []
+    result = []
     for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")
         kind, _, options = right.split(" ", 2)
         root, point = left.split(" ")[3:5]
         if kind not in {"cgroup", "cgroup2"} or TOP not in [Path(point), *Path(point).parents]:
             continue
-        words = "" if kind == "cgroup2" else _known(options, own)
+        words = "" if kind == "cgroup2" else _controllers(options, own)
         if words not in own:
             continue
         path = own[words]
@@ -64,11 +64,11 @@ def hierarchies(mountinfo: str, own_cgroups: str, prefix: str) -> list[Hierarchy
             path = os.path.dirname(path)
         below = Path(point) / os.path.relpath(path, root)
         data = f"none,{words}" if words.startswith("name=") else words
-        found.append(Hierarchy(Path(point), kind, data, below / name))
-    return found
+        result.append(Hierarchy(Path(point), kind, data, below / name))
+    return result
 
 
-def _known(options: str, own: dict[str, str]) -> str:
+def _controllers(options: str, own: dict[str, str]) -> str:
     """Return the controllers among mount *options* as /proc/self/cgroup spells them."""
     words = set(options.split(","))
     for controllers in own:
@@ -77,13 +77,13 @@ def _known(options: str, own: dict[str, str]) -> str:
     return options
 
 
-def make(wanted: list[Hierarchy]) -> list[Hierarchy]:
-    """Make the groups *wanted*, each locked until this process and its children end.
+def make(requested: list[Hierarchy]) -> list[Hierarchy]:
+    """Make the groups *requested*, each locked until this process and its children end.
 
     Returns those that could be made: a hierarchy that is mounted read-only stays as it is.
     """
     usable = []
-    for hierarchy in wanted:
+    for hierarchy in requested:
         # Not the directory: that lock says that the group lives, and this may be one of ours.
         base = os.open(hierarchy.group.parent / "cgroup.procs", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -100,9 +100,9 @@ def make(wanted: list[Hierarchy]) -> list[Hierarchy]:
     return usable
 
 
-def join(wanted: list[Hierarchy]) -> None:
-    """Move this process into the groups *wanted*."""
-    for hierarchy in wanted:
+def join(requested: list[Hierarchy]) -> None:
+    """Move this process into the groups *requested*."""
+    for hierarchy in requested:
         group = hierarchy.group
         for file in ("cpuset.cpus", "cpuset.mems"):
             # Version 1 makes them empty, and an empty one takes no process.
@@ -111,13 +111,13 @@ def join(wanted: list[Hierarchy]) -> None:
         (group / "cgroup.procs").write_text("0")
 
 
-def settle(wanted: list[Hierarchy]) -> None:
+def settle(requested: list[Hierarchy]) -> None:
     """Leave the top group of version 2 free of processes and have it hand down its controllers.
 
     To be called in the cgroup namespace, with the hierarchies mounted anew. A group with processes
     may not hand controllers down (cgroups(7), "no internal processes").
     """
-    for hierarchy in wanted:
+    for hierarchy in requested:
         if hierarchy.kind != "cgroup2":
             continue
         first = hierarchy.point / FIRST

@@ -175,16 +175,16 @@ class Apt:
     def available(self, packages: tuple[str, ...]) -> dict[str, str]:
         """Return the version of each of *packages* that there is."""
         done = self._run("apt-cache", "madison", *packages)
-        found: dict[str, str] = {}
+        versions: dict[str, str] = {}
         for line in done.stdout.splitlines():
             name, version, _ = (field.strip() for field in line.split("|", 2))
-            found.setdefault(name, version)
-        return found
+            versions.setdefault(name, version)
+        return versions
 
     def download(self, versions: dict[str, str]) -> list[Path]:
         """Fetch the packages and return their files."""
-        wanted = [f"{name}={version}" for name, version in versions.items()]
-        done = self._run("apt-get", "-q", "download", *wanted, cwd=self.archives)
+        pinned = [f"{name}={version}" for name, version in versions.items()]
+        done = self._run("apt-get", "-q", "download", *pinned, cwd=self.archives)
         if done.returncode != 0:
             message = f"the packages could not be fetched: {done.stderr.strip()}"
             raise FetchError(message, "check the network and try again")
@@ -228,7 +228,7 @@ def machine_source() -> Source:
 
 def parse_deb822(text: str) -> list[Source]:
     """Return the enabled binary entries of a deb822 sources file: sources.list(5)."""
-    found = []
+    sources = []
     for paragraph in text.split("\n\n"):
         fields: dict[str, str] = {}
         last = ""
@@ -244,13 +244,13 @@ def parse_deb822(text: str) -> list[Source]:
             fields[last] = value.strip()
         if "deb" in fields.get("types", "").split() and fields.get("enabled", "yes") != "no":
             suites = tuple(fields.get("suites", "").split())
-            found.append(Source(fields.get("uris", ""), suites, fields.get("signed-by", "")))
-    return found
+            sources.append(Source(fields.get("uris", ""), suites, fields.get("signed-by", "")))
+    return sources
 
 
 def parse_one_line(text: str) -> list[Source]:
     """Return the binary entries of a sources file of one entry a line: sources.list(5)."""
-    found = []
+    sources = []
     for line in text.splitlines():
         words = line.partition("#")[0].split()
         if words[:1] != ["deb"]:
@@ -264,8 +264,8 @@ def parse_one_line(text: str) -> list[Source]:
                     signed_by = option.partition("=")[2].replace(",", " ")
             words = words[closing + 1 :]
         if len(words) >= 2:
-            found.append(Source(words[0], (words[1],), signed_by))
-    return found
+            sources.append(Source(words[0], (words[1],), signed_by))
+    return sources
 
 
 def _unpack(branch: str, apt: Apt, versions: dict[str, str]) -> tuple[str, Path]:

@@ -5,10 +5,10 @@
 The command has namespaces of its own: what other programs on this machine start, mount, listen on
 and write does not reach it, and what it does is gone when it has ended.
 
-/run is empty. /etc is a copy without what engines and GPU software are told. /tmp has what belongs
-to the tree and to pytest, and nothing else. What is written to /var and to the tree's build/ is
-not there afterwards, but for what is SHARED. /usr cannot be written. There is no network but the
-loopback interface.
+/run is empty. /etc is a copy without the configuration of engines and GPU software. /tmp has only
+what belongs to the tree and to pytest. What is written to /var and to the tree's build/ is gone
+afterwards, except in the SHARED parts of build/. /usr cannot be written.
+There is no network but the loopback interface.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ MARK = "GPURUNTIME_TEST_ISOLATED"
 TOP = BUILD.parent
 # Parts of build/ that are the same for whoever uses the tree; the others are of one run.
 SHARED = ("cache", "driver-root", "newer-engines", "simhost", "test-install", "watched", "wheels")
-# Of the machine's /etc: what its engines and its GPU software are told.
+# The configuration of engines and GPU software in the machine's /etc.
 LEFT_OUT = frozenset(
     [
         *("cdi", "gpuruntime", "nvidia-container-runtime"),
         *("containerd", "crio", "docker", "k0s", "rancher"),
     ]
 )
-# What the machine's user has said to such programs, and where a session of theirs is.
+# Variables that configure such programs, and those that lead to a session of the user.
 VARIABLES = ("CONTAINERD_", "CONTAINER_", "DOCKER_", "GPURUNTIME_", "NVIDIA_", "PODMAN_")
 SESSION = ("DBUS_SESSION_BUS_ADDRESS", "NOTIFY_SOCKET", "XDG_RUNTIME_DIR")
 KEPT = ("GPURUNTIME_TEST_", "GPURUNTIME_WRITE_GOLDEN")
@@ -103,8 +103,8 @@ def enter(groups: list[cgroups.Hierarchy]) -> dict[str, str]:
 
 def _start_loopback() -> None:
     """Set the loopback interface of this network namespace up."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        fcntl.ioctl(asked, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", IFF_UP))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", IFF_UP))
 
 
 def _own_tmp() -> None:
@@ -125,9 +125,9 @@ def _own_tmp() -> None:
     real = {path.resolve() for path in (*used, *linked)}
     names = {path.relative_to(tmp).parts[0] for path in used | real if tmp in path.parents}
     directories = sorted(name for name in names if (tmp / name).is_dir())
-    kept = {name: os.open(tmp / name, os.O_PATH | os.O_CLOEXEC) for name in directories}
+    opened = {name: os.open(tmp / name, os.O_PATH | os.O_CLOEXEC) for name in directories}
     namespace.mount("tmp", tmp, "tmpfs", 0, "mode=1777")
-    for name, descriptor in kept.items():
+    for name, descriptor in opened.items():
         (tmp / name).mkdir()
         namespace.bind(f"/proc/self/fd/{descriptor}", tmp / name)
         os.close(descriptor)
@@ -136,9 +136,9 @@ def _own_tmp() -> None:
 def _own_build(layers: Path) -> None:
     """Have what is written to build/ in *layers*, but for what is SHARED."""
     shared = [TOP / name for name in SHARED if (TOP / name).is_dir()]
-    kept = [(path, os.open(path, os.O_PATH | os.O_CLOEXEC)) for path in shared]
+    opened = [(path, os.open(path, os.O_PATH | os.O_CLOEXEC)) for path in shared]
     namespace.overlay(layers / "build", [TOP], TOP)
-    for path, descriptor in kept:
+    for path, descriptor in opened:
         # A link leads out of the overlay by itself.
         if not path.is_symlink():
             namespace.bind(f"/proc/self/fd/{descriptor}", path)

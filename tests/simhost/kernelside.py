@@ -103,8 +103,8 @@ class Host:
 
     def faults_named(self, name: str) -> list[str]:
         """Return the argument of each fault *name*, "" where it has none."""
-        found = (fault.partition(" ") for fault in self.faults)
-        return [argument for word, _, argument in found if word == name]
+        faults = (fault.partition(" ") for fault in self.faults)
+        return [argument for word, _, argument in faults if word == name]
 
     def other_drivers(self) -> dict[int, str]:
         """Return GPU → the kernel driver that has it in place of nvidia."""

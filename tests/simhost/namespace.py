@@ -245,13 +245,13 @@ def _escaped(path: Path) -> str:
 
 def mounts_below(directory: Path) -> list[Path]:
     """Return the mount points below *directory*, without those below another of them."""
-    found: list[Path] = []
+    points: list[Path] = []
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         field = line.split(" ")[4].encode("ascii", "surrogateescape")
         point = Path(os.fsdecode(field.decode("unicode_escape").encode("latin-1")))
         if directory in point.parents:
-            found.append(point)
-    return sorted({p for p in found if not any(q in p.parents for q in found)})
+            points.append(point)
+    return sorted({p for p in points if not any(q in p.parents for q in points)})
 
 
 def own_run() -> None:
@@ -260,14 +260,14 @@ def own_run() -> None:
     Where the machine keeps its resolv.conf in there, that file stays.
     """
     resolver = Path("/etc/resolv.conf").resolve()
-    answers = resolver.read_bytes() if Path("/run") in resolver.parents else None
+    content = resolver.read_bytes() if Path("/run") in resolver.parents else None
     mount("run", "/run", "tmpfs", 0, "mode=755")
     lock = Path("/run/lock")
     lock.mkdir()
     lock.chmod(0o1777)
-    if answers is not None:
+    if content is not None:
         resolver.parent.mkdir(parents=True, exist_ok=True)
-        resolver.write_bytes(answers)
+        resolver.write_bytes(content)
     if not os.path.samefile("/run", "/var/run"):
         bind("/run", "/var/run")
 
@@ -307,19 +307,19 @@ def _copy_nodes(source: Path, target: Path, mounted: Sequence[Path]) -> None:
         if path in mounted or entry.name.startswith("nvidia") or entry.name in SIMULATED:
             continue
         copy = target / entry.name
-        found = entry.stat(follow_symlinks=False)
-        if stat.S_ISLNK(found.st_mode):
+        status = entry.stat(follow_symlinks=False)
+        if stat.S_ISLNK(status.st_mode):
             copy.symlink_to(os.readlink(path))
             continue
-        if stat.S_ISDIR(found.st_mode):
+        if stat.S_ISDIR(status.st_mode):
             copy.mkdir()
             _copy_nodes(path, copy, mounted)
-        elif stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode):
-            os.mknod(copy, found.st_mode, found.st_rdev)
+        elif stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
+            os.mknod(copy, status.st_mode, status.st_rdev)
         else:
             continue
-        os.chown(copy, found.st_uid, found.st_gid)
-        copy.chmod(stat.S_IMODE(found.st_mode))
+        os.chown(copy, status.st_uid, status.st_gid)
+        copy.chmod(stat.S_IMODE(status.st_mode))
 
 
 def _show_proc_and_sys() -> None:
