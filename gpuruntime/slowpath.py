@@ -68,10 +68,9 @@ def ask(cli_python: str, question: str, argument: object, deadline_s: float = DE
 
 def _late(command: str, question: str, deadline_s: float) -> GpuRuntimeError:
     if question in _OF_DRIVER:
-        return DriverError(
-            f"the driver did not answer in {deadline_s:g} s",
-            'look for NVRM and Xid lines in "dmesg"',
-        )
+        from gpuruntime import remedies  # noqa: PLC0415 (only on the failing way)
+
+        return DriverError(f"the driver did not answer in {deadline_s:g} s", remedies.CHECK_LOG)
     return GpuRuntimeError(
         f'"{command}" did not answer the question "{question}" in {deadline_s:g} s',
         _HINT.format(command, question),

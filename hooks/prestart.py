@@ -265,9 +265,11 @@ def _wanted(asked: Request, config: Config, cli_python: str) -> tuple[list[Devic
     try:
         edits = complete(from_inventory.grant(asked, inventory, config, style).edits)
     except CdiError as error:
+        from gpuruntime import remedies  # noqa: PLC0415 (only on the failing way)
+
         raise UnresolvedDeviceError(
             f"cannot give a device to the container: {error}",
-            'run "nvidia-modprobe -u -c 0" on the host',
+            remedies.create_nodes(config.driver_root),
         ) from error
     files = from_inventory.driver_edits(asked, inventory, config, style).edits
     return edits["deviceNodes"], files

@@ -157,6 +157,7 @@ class Host(Tree):
             f"{directory}/limits", f"Max open files            {files}   {files}     files\n"
         )
         self.file(f"{directory}/environ", "PATH=/bin\0")
+        self.remove(f"{directory}/ns/mnt")
         self.link(f"{directory}/ns/mnt", "mnt:[4026531841]" if not uid else "mnt:[4026532000]")
 
     def package(self, name: str, version: str) -> None:

@@ -12,7 +12,15 @@ import click
 from cdi import diff, document, store, yamlio
 from cdi.errors import CdiError
 from cdi.wire import Edits, Spec
-from gpuruntime.cli import cdi_generate, features, generator, idle, spec_dirs, stamp
+from gpuruntime.cli import (
+    cdi_generate,
+    features,
+    generator,
+    idle,
+    spec_dirs,
+    spec_renewal,
+    stamp,
+)
 from gpuruntime.errors import ArgumentError, SpecError, escape
 
 _VERSION = re.compile(r"\.[0-9][0-9.]*\Z")
@@ -67,11 +75,9 @@ def refresh(
             return
         if changed:
             click.echo(f"changed since: {escape(', '.join(changed))}", err=True)
-    # Before the discovery: what changes meanwhile is to be seen by the next refresh.
-    found = generator.state_of(chosen)
-    inventory = generator.discover(chosen)
+    renewal = spec_renewal.renew(chosen)
+    inventory, spec = renewal.inventory, renewal.spec
     cdi_generate.warn(inventory)
-    spec = generator.document(chosen, inventory)
     problems = generator.problems(inventory)
     if old is not None and problems:
         _keep_what_is_better(path, old, spec, problems)
@@ -79,7 +85,12 @@ def refresh(
     text = cdi_generate.encode(spec, format_, inventory)
     has_changed = spec_dirs.write_text(path, text)
     stamp.write(
-        path, text, spec, driver_version=inventory.driver.version, found=found, chosen=chosen
+        path,
+        text,
+        spec,
+        driver_version=inventory.driver.version,
+        found=renewal.state,
+        chosen=chosen,
     )
     for change in diff.compare(old, spec) if old is not None else ():
         click.echo(escape(change.line()), err=True)

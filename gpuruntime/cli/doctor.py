@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpuruntime doctor`: report what is wrong with this host, and how to fix it; changes nothing."""
+"""`gpuruntime doctor`: report what is wrong with this host and how to cure it; changes nothing."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
+import sys
 
 import click
 
@@ -25,13 +26,13 @@ DEADLINE_S = 20.0
     *("--check", "names"),
     cls=CommaOption,
     metavar="NAME",
-    help="Only this check; repeatable.  [default: all]",
+    help="Run only this check; repeatable.  [default: all]",
 )
 @click.option(
     "--root",
     default="/",
     metavar="DIR",
-    help="Look at the host whose root directory this is, a tree of files.  [default: /]",
+    help="Check the host whose root directory is DIR, a tree of files.  [default: /]",
 )
 @click.option(
     "--timeout",
@@ -41,7 +42,7 @@ DEADLINE_S = 20.0
     envvar="GPURUNTIME_DOCTOR_TIMEOUT",
     show_default=True,
     metavar="SECONDS",
-    help="A check that takes longer has failed.",
+    help="Time limit of each check; a check that exceeds it has failed.",
 )
 @click.pass_context
 def doctor(
@@ -52,10 +53,11 @@ def doctor(
     root: str,
     deadline_s: float,
 ) -> None:
-    """Check this host, one line a check: ok, warn or fail, and what to do.
+    """Check this host: one line per check with ok, warn or fail, and one action.
 
-    The exit status is 0 if all is well, 1 if there are warnings, 2 if something keeps containers
-    from their GPUs. Nothing is changed or started. As root, more can be seen.
+    The exit status is 0 if every check is ok, 1 if there are warnings, 2 if a check failed:
+    containers cannot use GPUs until that is cured. Nothing is changed, started or stopped. Root
+    sees more than other users.
     """
     unknown = [name for name in names if name not in CHECKS]
     if unknown:
@@ -63,13 +65,22 @@ def doctor(
             f'there is no check "{unknown[0]}"', f"name one of {', '.join(CHECKS)}"
         )
     chosen = {name: check for name, check in CHECKS.items() if not names or name in names}
-    # What the variables of a shell say is about this machine, not about a tree.
+    # The variables of this shell say nothing about another host.
     machine = ExaminedMachine(root, os.environ if os.path.realpath(root) == "/" else {})
-    found = run.run(chosen, machine, deadline_s)
+    findings = run.run(chosen, machine, deadline_s)
     if as_json:
-        write_stdout(json.dumps([dataclasses.asdict(item) for item in found], indent=2) + "\n")
+        text = json.dumps([dataclasses.asdict(item) for item in findings], indent=2)
     else:
-        write_stdout("".join(f"{item.line()}\n" for item in found))
+        color = _may_use_color()
+        lines = [item.line(color=color) for item in finding.by_severity(findings)]
+        text = "\n".join([*lines, finding.summary(findings)])
+    write_stdout(f"{text}\n")
     if os.geteuid() != 0 and machine.is_live:
-        click.echo("note: without root, some of it cannot be seen", err=True)
-    ctx.exit(finding.exit_status(found))
+        click.echo("note: run as root to check everything", err=True)
+    ctx.exit(finding.exit_status(findings))
+
+
+def _may_use_color() -> bool:
+    """Return whether standard output is a terminal that shows colors, and the user wants them."""
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
+    return not is_plain and sys.stdout.isatty()

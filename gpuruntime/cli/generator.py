@@ -13,7 +13,7 @@ import click
 from cdi import generate, names
 from cdi.errors import CdiError
 from cdi.wire import Edits, Spec
-from gpuruntime import probes
+from gpuruntime import probes, remedies
 from gpuruntime.cli import config_in_force, features
 from gpuruntime.cli.comma_option import CommaOption
 from gpuruntime.discover import fingerprint
@@ -269,8 +269,16 @@ def _check_whole(inventory: Inventory) -> None:
     if any(len(item.mig) < len(item.gpu.mig_devices) for item in inventory.gpus):
         raise DiscoveryError(
             "; ".join(inventory.problems),
-            'make the nodes with "nvidia-modprobe", or name other devices with "--device-id"',
+            remedies.missing_node(remedies.LiveHost(), "/dev/nvidia-caps"),
         )
+
+
+def from_plain(options: dict[str, Any]) -> GenerateOptions:
+    """Return the options that a stamp has saved as JSON."""
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in options.items()
+    }
+    return GenerateOptions(**values)
 
 
 def state_of(chosen: GenerateOptions) -> dict[str, Any]:

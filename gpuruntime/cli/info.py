@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpuruntime info`: print what a bug report needs and a test can load; no secrets; read only."""
+"""`gpuruntime info`: print what a bug report needs, without secrets; reads only."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 import click
 
 from cdi.complete import in_user_namespace
-from gpuruntime import __version__, slowpath
+from gpuruntime import __version__, remedies, slowpath
 from gpuruntime.cli import interpreter
 from gpuruntime.cli import system_devices as devices
-from gpuruntime.cli.checks import driver_checks, engine_files, readers, specs
+from gpuruntime.cli.checks import driver_checks, engine_files, readers, spec_fresh, spec_registry
 from gpuruntime.cli.checks.examined_machine import ExaminedMachine
 from gpuruntime.cli.output import write_stdout
 from gpuruntime.config import DEFAULTS
@@ -40,27 +40,27 @@ _HIERARCHY = re.compile(r" (/sys/fs/cgroup\S*) .* - (cgroup2?) \S+ (\S+)$", re.M
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
-    "--no-driver", is_flag=True, help="Do not ask the driver: it may hang, or start GPUs."
+    "--no-driver", is_flag=True, help="Do not query the driver, which may hang or initialize GPUs."
 )
 def info(*, as_json: bool, no_driver: bool) -> None:
     """Print versions, the config in force, the driver, its devices, cgroups, CDI specs, engines.
 
-    To be sent with a bug report. There is no variable of the environment in it and nothing of a
-    container but the last messages of hooks, which may name a file of one; UUIDs of GPUs, names
-    of files and numbers of devices are.
+    Attach the output to a bug report. It contains UUIDs of GPUs, file names and device numbers,
+    but no environment variables, and nothing about containers except the last messages of hooks,
+    which may name a file of one.
     """
-    found = collect(ExaminedMachine("/", os.environ), ask_driver=not no_driver)
+    report = collect(ExaminedMachine("/", os.environ), ask_driver=not no_driver)
     if as_json:
-        write_stdout(json.dumps(found, indent=2) + "\n")
+        write_stdout(json.dumps(report, indent=2) + "\n")
     else:
-        write_stdout("".join(f"{line}\n" for line in _lines("", found)))
+        write_stdout("".join(f"{line}\n" for line in _lines("", report)))
 
 
 def collect(machine: ExaminedMachine, *, ask_driver: bool) -> dict[str, Any]:
-    """Return what there is to say of *machine*, as JSON has it; `inventory` is that of a test."""
+    """Return the report on *machine* as JSON; a test can load its `inventory`."""
     config = machine.config
     ours = {name: machine.find_program(name) or machine.beside(name) for name in _OURS}
-    inventory, problem = _inventory(machine) if ask_driver else (None, "not asked")
+    inventory, problem = _inventory(machine) if ask_driver else (None, "not queried")
     return {
         "format": FORMAT,
         "gpuruntime": __version__,
@@ -74,7 +74,7 @@ def collect(machine: ExaminedMachine, *, ask_driver: bool) -> dict[str, Any]:
         "engines": {item.name: item.version for item in readers.installed(machine)},
         "config": {
             "path": machine.config_path(),
-            # The rest is the defaults of this version.
+            # Options that are left out have the defaults of this version.
             "values": {
                 key: _without_secrets(key, value)
                 for key, value in config.values.items()
@@ -98,7 +98,7 @@ def collect(machine: ExaminedMachine, *, ask_driver: bool) -> dict[str, Any]:
 
 
 def _without_secrets(key: str, value: Any) -> Any:  # noqa: ANN401 (as many types as options)
-    """Return *value* of the option *key*, of variables the names alone."""
+    """Return *value* of the option *key*; of environment variables, only the names."""
     if key.endswith(".environment") and isinstance(value, list):
         return [f"{str(entry).partition('=')[0]}=..." for entry in value]
     return value
@@ -106,8 +106,8 @@ def _without_secrets(key: str, value: Any) -> Any:  # noqa: ANN401 (as many type
 
 def _distribution(machine: ExaminedMachine) -> str:
     text = machine.read("/etc/os-release") or ""
-    found = re.search(r'^PRETTY_NAME="?([^"\n]*)"?$', text, re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(r'^PRETTY_NAME="?([^"\n]*)"?$', text, re.MULTILINE)
+    return match[1] if match else ""
 
 
 def _version(machine: ExaminedMachine, name: str) -> dict[str, str] | None:
@@ -119,7 +119,7 @@ def _version(machine: ExaminedMachine, name: str) -> dict[str, str] | None:
 
 
 def _launcher(machine: ExaminedMachine, paths: Iterable[str]) -> str:
-    """Return how the commands at *paths* run, "" if none of them is installed."""
+    """Return how the commands at *paths* run, "" if none is installed."""
     data = [machine.read_bytes(path, _MAX_PROGRAM_BYTES) for path in paths if path]
     if any(content is not None and content.startswith(b"#!") for content in data):
         return SLOWER
@@ -133,12 +133,12 @@ def _driver(machine: ExaminedMachine) -> dict[str, Any]:
         "module_text": (machine.read(driver_checks.MODULE) or "").splitlines()[:1],
         "params": (machine.read("/proc/driver/nvidia/params") or "").splitlines(),
         "majors": devices.majors(machine.read("/proc/devices") or ""),
-        "bus": driver_checks.on_bus(machine),
+        "bus": remedies.drivers_on_bus(machine),
     }
 
 
 def _inventory(machine: ExaminedMachine) -> tuple[dict[str, Any] | None, str]:
-    """Return what discovery finds, or why it finds nothing."""
+    """Return the inventory, or why there is none."""
     config = machine.config
     deadline_s = config["discovery-timeout"]
     question = {"driver root": config.driver_root or "/", "deadline_s": deadline_s}
@@ -150,7 +150,7 @@ def _inventory(machine: ExaminedMachine) -> tuple[dict[str, Any] | None, str]:
 
 
 def _nodes(machine: ExaminedMachine) -> Iterator[str]:
-    """Give a line for each of the driver's nodes, as `ls -l` has it."""
+    """Yield a line for each of the driver's nodes, similar to `ls -l`."""
     dev = machine.dev()
     for path in [*machine.glob(dev, "nvidia*"), *machine.glob(f"{dev}/nvidia-caps", "*")]:
         status = machine.lstatus(path)
@@ -164,12 +164,12 @@ def _cgroups(machine: ExaminedMachine) -> dict[str, Any]:
     return {
         "unified": machine.exists("/sys/fs/cgroup/cgroup.controllers"),
         "systemd": machine.is_directory("/run/systemd/system"),
-        "hierarchies": [" ".join(found) for found in _HIERARCHY.findall(text)],
+        "hierarchies": [" ".join(fields) for fields in _HIERARCHY.findall(text)],
     }
 
 
 def _specs(machine: ExaminedMachine) -> Iterator[dict[str, Any]]:
-    for file in specs.load_specs(machine).files:
+    for file in spec_registry.load_specs(machine).files:
         if file.spec is None:
             yield {"path": file.path, "error": f"{file.error}"}
             continue
@@ -177,8 +177,8 @@ def _specs(machine: ExaminedMachine) -> Iterator[dict[str, Any]]:
         edits += [device["containerEdits"] for device in file.spec["devices"]]
         mounts = [mount["hostPath"] for item in edits for mount in item.get("mounts") or ()]
         names = (os.path.basename(path) for path in mounts)
-        # Others have versions of their own.
-        versions = {driver_version.of_name(n) for n in names if n.startswith(specs.VERSIONED)}
+        # Other files have versions of their own.
+        versions = {driver_version.of_name(n) for n in names if n.startswith(spec_fresh.VERSIONED)}
         yield {
             "path": file.path,
             "version": file.spec["cdiVersion"],
@@ -201,7 +201,7 @@ def _runtimes(machine: ExaminedMachine) -> Iterator[dict[str, Any]]:
 
 
 def _lines(name: str, value: Any) -> Iterator[str]:  # noqa: ANN401 (JSON)
-    """Give the lines `name.name: value` of *value*."""
+    """Yield the lines `name.name: value` of *value*."""
     if isinstance(value, dict) and value:
         for key, item in value.items():
             yield from _lines(f"{name}.{key}" if name else key, item)

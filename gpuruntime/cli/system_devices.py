@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gpuruntime.discover import left_out_gpus
+from gpuruntime import remedies
 from gpuruntime.errors import DriverError
 
 NVIDIA, UVM, CAPS, FRONTEND = "nvidia", "nvidia-uvm", "nvidia-caps", "nvidia-frontend"
@@ -25,7 +25,6 @@ _MINORS_LINE = re.compile(r"^(\S+) (\d{1,9})$", re.MULTILINE)
 _DISPLAYS = ("0x0300", "0x0302")
 _MAX_BYTES = 4 << 20
 _CAPABILITY_MODES = {"config": 0o400}
-_HINT = 'load the driver\'s modules: "modprobe nvidia-uvm"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +58,12 @@ def majors(text: str) -> dict[str, int]:
 def major_of(by_module: Mapping[str, int], module: str) -> int:
     """Return the major of *module*; raise DriverError if it is not loaded."""
     if not by_module:
-        reason, hint = left_out_gpus.module_obstacle()
-        raise DriverError(f"no NVIDIA devices found in /proc/devices{reason}", hint or _HINT)
+        why, action = remedies.unloaded_module(remedies.LiveHost())
+        raise DriverError(f"no NVIDIA devices found in /proc/devices: {why}", action)
     if module not in by_module:
-        raise DriverError(f"missing required device major {module} in /proc/devices", _HINT)
+        raise DriverError(
+            f"missing required device major {module} in /proc/devices", remedies.create_nodes()
+        )
     return by_module[module]
 
 

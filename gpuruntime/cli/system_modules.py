@@ -6,12 +6,14 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable
 
-from gpuruntime.discover import left_out_gpus
+from gpuruntime import remedies
 from gpuruntime.errors import DriverError, escape
 
 MODULES = ("nvidia", "nvidia-uvm", "nvidia-modeset")
 _MODPROBE = "/sbin/modprobe"
 _TIMEOUT_S = 120
+# What modprobe says where Secure Boot refuses a module: EKEYREJECTED and ENOKEY.
+_REFUSED_SIGNATURES = ("Key was rejected by service", "Required key not available")
 
 
 def load(root: str, *, dry_run: bool, say: Callable[[str], object]) -> None:
@@ -39,8 +41,12 @@ def load(root: str, *, dry_run: bool, say: Callable[[str], object]) -> None:
 
 
 def _failed(module: str, why: str) -> DriverError:
-    reason, hint = left_out_gpus.module_obstacle()
-    return DriverError(
-        f'cannot load the module "{module}": {escape(why)}{reason}',
-        hint or 'install the driver for this kernel, and read the output of "dmesg"',
-    )
+    """Return the error that modprobe refused *module*, saying *why*."""
+    if any(text in why for text in _REFUSED_SIGNATURES):
+        action = remedies.SIGN_MODULE
+    else:
+        _, action = remedies.unloaded_module(remedies.LiveHost())
+        if action == remedies.create_nodes():
+            # This very command.
+            action = remedies.CHECK_LOG
+    return DriverError(f'cannot load the module "{module}": {escape(why)}', action)

@@ -12,7 +12,7 @@ import re
 import stat
 from collections.abc import Iterable
 
-from gpuruntime import model
+from gpuruntime import model, remedies
 from gpuruntime.errors import DiscoveryError
 from gpuruntime.model import Gpu, GpuNodes, LeftOutDevice, MigDevice, Node
 from gpuruntime.system.paths import Root
@@ -152,7 +152,7 @@ def control_nodes(dev: DevRoot, *, strict: bool = True) -> tuple[Node, ...]:
         elif strict and name in REQUIRED:
             raise DiscoveryError(
                 f'no device node "/dev/{name}" below the dev root "{dev.path}"',
-                _elsewhere(f"/dev/{name}", dev) or 'run "nvidia-modprobe -u -c 0" on the host',
+                _elsewhere(f"/dev/{name}", dev) or missing_action(f"/dev/{name}", dev),
             )
     return tuple(found)
 
@@ -169,7 +169,7 @@ def management_nodes(dev: DevRoot) -> tuple[Node, ...]:
     if not found:
         raise DiscoveryError(
             f'no NVIDIA device nodes found below the dev root "{dev.path}"',
-            _elsewhere("/dev/nvidiactl", dev) or 'run "nvidia-smi" on the host, which makes them',
+            _elsewhere("/dev/nvidiactl", dev) or missing_action("/dev/nvidiactl", dev),
         )
     return tuple(found)
 
@@ -293,6 +293,12 @@ def _elsewhere(path: str, dev: DevRoot) -> str | None:
     return f'use "--dev-root /", where there is a "{path}"'
 
 
+def missing_action(path: str, dev: DevRoot) -> str:
+    """Return the action where the node *path* does not exist below *dev*."""
+    host_path = os.path.join(dev.path, path[1:])
+    return remedies.missing_node(remedies.LiveHost(), host_path, dev.path)
+
+
 def _drm_nodes(gpu: Gpu, dev: DevRoot, sys: str) -> tuple[Node, ...]:
     if not gpu.bus_id:
         return ()
@@ -333,8 +339,8 @@ def _mig_nodes(
             return [], why
         node = dev.node(f"{CAPS}/nvidia-cap{minor}")
         if node is None:
-            missing = _no_node(f"{CAPS}/nvidia-cap{minor}", dev)
-            return [], f'{missing}, which "nvidia-modprobe -f {file}" makes'
+            path = f"{CAPS}/nvidia-cap{minor}"
+            return [], f"{_no_node(path, dev)}; {missing_action(path, dev)}"
         nodes.append(node)
     return nodes, ""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 
+from gpuruntime import remedies
 from gpuruntime.model import LeftOutDevice
 
 TYPE_CHECKING = False
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
     from gpuruntime.model import Gpu
 
-NOUVEAU_HINT = "keep nouveau from loading, and reboot"
 _VENDOR = "0x10de"
 # The PCI base class of display controllers: 0x0300 with a monitor port, 0x0302 without.
 _DISPLAY_CLASS = "0x03"
@@ -28,7 +28,6 @@ _UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-f-]{36})\s*$", re.MULTILINE)
 _MINOR = re.compile(r"^Device Minor:\s*([0-9]{1,7})\s*$", re.MULTILINE)
 _EXCLUDED = re.compile(r"^GPU Excluded:\s*Yes\s*$", re.MULTILINE)
 _MAX_BYTES = 1 << 16
-_MAX_SENTENCES = 4
 
 
 def completed(
@@ -94,7 +93,7 @@ def unlisted(
                     uuid=_uuid(information),
                     bus_id=bus_id,
                     reason=f'no device node "{node}"',
-                    hint=f'run "nvidia-modprobe -u -c {minor[1]}" on the host',
+                    hint=remedies.missing_node(remedies.LiveHost(), node),
                 )
             )
         else:
@@ -103,13 +102,18 @@ def unlisted(
                     uuid=_uuid(information),
                     bus_id=bus_id,
                     reason="the module nvidia has it, but NVML does not list it",
-                    hint='look for NVRM and Xid lines in "dmesg"; reset the GPU, or reboot',
+                    hint=remedies.RESET_GPU,
                 )
             )
     for bus_id, driver in kernel_drivers(sys).items():
         if bus_id not in listed and driver != _DRIVER:
-            reason, hint = _of_other_driver(driver)
-            kept_away.append(LeftOutDevice(bus_id=bus_id, reason=reason, hint=hint))
+            kept_away.append(
+                LeftOutDevice(
+                    bus_id=bus_id,
+                    reason=_of_other_driver(driver),
+                    hint=remedies.other_kernel_driver(driver),
+                )
+            )
     return at_fault, kept_away
 
 
@@ -132,31 +136,8 @@ def kernel_drivers(sys: str = "/sys") -> dict[str, str]:
     return drivers
 
 
-def module_obstacle(sys: str = "/sys") -> tuple[str, str]:
-    """Return why the module nvidia cannot load here, and a hint; "" for both if nothing is known.
-
-    It does not load without a GPU that it can have. The reason is the end of a message.
-    """
-    drivers = kernel_drivers(sys)
-    if not drivers:
-        return "", 'check that "lspci -d 10de:" lists a GPU on the host'
-    if not all(drivers.values()) or _DRIVER in drivers.values():
-        return "", ""
-    sentences = [
-        f"GPU {bus_id}: {_of_other_driver(driver)[0]}" for bus_id, driver in drivers.items()
-    ]
-    more = len(sentences) - _MAX_SENTENCES
-    tail = f"; {more} more" if more > 0 else ""
-    reason = "".join(f"; {sentence}" for sentence in sentences[:_MAX_SENTENCES]) + tail
-    return reason, _of_other_driver(next(iter(drivers.values())))[1]
-
-
-def _of_other_driver(driver: str) -> tuple[str, str]:
-    """Return the reason and the hint for a GPU that *driver* has, "" if none has it."""
-    if not driver:
-        return "no kernel driver has it", 'look for NVRM lines in "dmesg"'
-    hint = NOUVEAU_HINT if driver == "nouveau" else "bind the GPU to the kernel driver nvidia"
-    return f'the kernel driver "{driver}" has it', hint
+def _of_other_driver(driver: str) -> str:
+    return f'the kernel driver "{driver}" has it' if driver else "no kernel driver has it"
 
 
 def _bus_ids_by_index(gpus: Sequence[Gpu], proc: str) -> dict[str, str]:

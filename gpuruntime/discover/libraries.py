@@ -6,6 +6,7 @@ from __future__ import annotations
 import posixpath
 import re
 
+from gpuruntime import remedies
 from gpuruntime.discover import driver_table, search_paths, user_space_version
 from gpuruntime.errors import DiscoveryError, GpuRuntimeError
 from gpuruntime.formats.driver_version import of_name
@@ -136,7 +137,7 @@ def _add(
     if not dot or not _SONAME.match(soname):
         raise DiscoveryError(
             f'"{root.host_path(path)}" has the SONAME "{soname}", which is no name of a library',
-            "install the driver again",
+            remedies.REINSTALL_DRIVER,
         )
     if stem != row.name and root.locate(directory.join(soname)) not in (path, None):
         # Another file goes by that name: this one has only its own.
@@ -278,7 +279,7 @@ def _missing(
             return DiscoveryError(
                 f'"{file.host_path}" is for {file.elf.abi or "another machine"}, and there is '
                 f"none for {native}",
-                "install the driver for this machine",
+                remedies.INSTALL_FOR_MACHINE,
             )
     there = {other for _, others in scan.others for other in others.get(stem, ())}
     if there and stem == "libcuda":

@@ -17,8 +17,7 @@ import signal
 import time
 from typing import Any
 
-from gpuruntime import child_process
-from gpuruntime.discover import left_out_gpus
+from gpuruntime import child_process, remedies
 from gpuruntime.errors import DriverError, escape
 from gpuruntime.formats.driver_version import of_module_text, of_name
 from gpuruntime.model import Gpu, LeftOutDevice, MigDevice
@@ -33,11 +32,6 @@ _WATCHED_PART = 0.25
 # How often the process is looked at then.
 _LOOK_S = 0.05
 _ANSWER_BYTES = 8 << 20
-_HINT = 'check that "nvidia-smi -L" works on the host'
-# For a GPU that answers with an error of its own.
-_FAULT_HINT = (
-    'look for NVRM and Xid lines in "dmesg"; reset the GPU with "nvidia-smi -r", or reboot'
-)
 
 # nvmlReturn_t, as far as we look at it.
 _INVALID_ARGUMENT, _NOT_SUPPORTED, _NOT_FOUND = 2, 3, 6
@@ -100,9 +94,7 @@ class Answer(Record):
         self.is_shared = is_shared
 
 
-def query(
-    library: str, deadline_s: float = DEADLINE_S, *, proc: str = "/proc", sys: str = "/sys"
-) -> Answer:
+def query(library: str, deadline_s: float = DEADLINE_S, *, proc: str = "/proc") -> Answer:
     """Ask the NVML at the host path *library* (`nvidia-smi -L` shows the same).
 
     To be called where there is one thread. Raises DriverError if NVML answers with an error, or
@@ -122,7 +114,7 @@ def query(
     # A driver that hangs where its process ends has answered before.
     if outcome.how == child_process.LATE:
         message = f'the driver did not answer in {deadline_s:g} s: "{library}"'
-        hint = 'look for NVRM and Xid lines in "dmesg"'
+        hint = remedies.CHECK_LOG
         if watch.has_slept:
             raise DriverError(message, hint)
         raise NoAnswerError(message, f"{hint}, and for a CPU limit on the cgroup of the runtime")
@@ -130,10 +122,11 @@ def query(
         answer = json.loads(outcome.output)
     except ValueError:
         raise NoAnswerError(
-            f'"{library}" ended the process that asked it, {_how(outcome.status)}', _HINT
+            f'"{library}" ended the process that asked it, {_how(outcome.status)}',
+            remedies.CHECK_NVIDIA_SMI,
         ) from None
     if "error" in answer:
-        raise _failure(library, answer["error"], answer.get("code"), proc, sys)
+        raise _failure(library, answer["error"], answer.get("code"), proc)
     gpus = tuple(
         Gpu(**{**gpu, "mig_devices": tuple(MigDevice(**mig) for mig in gpu["mig_devices"])})
         for gpu in answer["gpus"]
@@ -196,21 +189,22 @@ def _how(status: int | None) -> str:
     return f"status {status}" if status >= 0 else f"signal {-status}"
 
 
-def _failure(library: str, text: str, code: int | None, proc: str, sys: str) -> DriverError:
+def _failure(library: str, text: str, code: int | None, proc: str) -> DriverError:
     message = f'NVML of "{library}": {text}'
+    host = remedies.LiveHost(proc.removesuffix("/proc"))
     if code is None or code in _OF_THIS_PROCESS:
-        return NoAnswerError(message, _HINT)
+        return NoAnswerError(message, remedies.CHECK_NVIDIA_SMI)
     if code == _DRIVER_MISMATCH:
         versions = of_name(os.path.realpath(library)), module_version(proc)
         ours, loaded = (known or "of unknown version" for known in versions)
         return DriverError(
             f"{message}: the library is {ours}, the loaded kernel module {loaded}",
-            "reboot, or unload the kernel modules of the driver and load the installed ones",
+            remedies.version_mismatch(host, loaded, ours),
         )
     if code == _DRIVER_NOT_LOADED and module_version(proc) is None:
-        reason, hint = left_out_gpus.module_obstacle(sys)
-        return DriverError(f"{message}{reason}", hint or 'run "modprobe nvidia" on the host')
-    return DriverError(message, _HINT)
+        why, action = remedies.unloaded_module(host)
+        return DriverError(f"{message}: {why}", action)
+    return DriverError(message, remedies.CHECK_NVIDIA_SMI)
 
 
 def module_version(proc: str = "/proc") -> str | None:
@@ -330,7 +324,7 @@ class _Problems:
 
     def leave_out(self, name: str, error: _NvmlError, bus_id: str = "") -> None:
         """Note that the GPU or MIG device *name* is left out because of *error*."""
-        hint = _HINT if error.code in _OF_THIS_PROCESS else _FAULT_HINT
+        hint = remedies.CHECK_NVIDIA_SMI if error.code in _OF_THIS_PROCESS else remedies.RESET_GPU
         device = {"name": name, "bus_id": bus_id, "reason": str(error), "hint": hint}
         self.left_out.append(device)
         self._note(str(LeftOutDevice(**device)), error)

@@ -15,6 +15,7 @@ import re
 import stat
 import sys
 
+from gpuruntime import remedies
 from gpuruntime.errors import DiscoveryError
 from gpuruntime.formats import elf
 from gpuruntime.record import Record
@@ -191,7 +192,7 @@ class DriverRoot:
         except elf.ElfError as error:
             raise DiscoveryError(
                 f'"{self.host_path(path)}" is no library that can be used: {error}',
-                "install the driver again",
+                remedies.REINSTALL_DRIVER,
             ) from error
         except OSError as error:
             raise self._refused(path, f"cannot be read: {error.strerror}") from error
@@ -304,9 +305,7 @@ class DriverRoot:
         return host_path if self.path == "/" else host_path[len(self.path) :] or "/"
 
     def _refused(self, path: str, why: str) -> DiscoveryError:
-        return DiscoveryError(
-            f'"{self.host_path(path)}" {why}', "install the driver again, or remove what is there"
-        )
+        return DiscoveryError(f'"{self.host_path(path)}" {why}', remedies.REINSTALL_DRIVER)
 
     def _changeable(self, path: str, status: os.stat_result) -> DiscoveryError:
         return DiscoveryError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 
+from gpuruntime import remedies
 from gpuruntime.discover import libraries, search_paths, user_space_version
 from gpuruntime.discover.other_files import Finder
 from gpuruntime.discover.root import DriverRoot
@@ -97,7 +98,7 @@ def _nvmls(
             refused.append(
                 DiscoveryError(
                     f'"{host_path}" is for {elf.abi or "another machine"}, not for {native}',
-                    "install the driver for this machine",
+                    remedies.INSTALL_FOR_MACHINE,
                 )
             )
         elif elf.soname in (NVML_NAME, None):
@@ -118,13 +119,13 @@ def _no_driver(
         if other is not None and _nvmls(search_paths.libraries(other, (), native), native)[0]:
             return DriverError(
                 f'{message}; there is one below "{path}"',
-                f'name that directory with "--driver-root {path}", or as '
-                '"nvidia-container-cli.root" in config.toml',
+                remedies.other_driver_root(path),
             )
     return DriverError(
         message,
-        'install the NVIDIA driver, or name its directory with "--driver-root" or as '
-        '"nvidia-container-cli.root" in config.toml',
+        remedies.missing_libraries(
+            remedies.LiveHost(), user_space_version.of_module(root), root.path
+        ),
     )
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from gpuruntime import remedies
 from gpuruntime.discover.search_paths import CUDA_NAME, NVML_NAME
 from gpuruntime.errors import DriverError
 from gpuruntime.formats.driver_version import VERSION, of_module_text, of_name
@@ -28,7 +29,7 @@ def checked(version: str) -> str:
     if VERSION.match(version):
         return version
     raise DriverError(
-        f'cannot determine the driver version: "{version}"', 'check that "nvidia-smi" works'
+        f'cannot determine the driver version: "{version}"', remedies.CHECK_NVIDIA_SMI
     )
 
 
@@ -70,10 +71,11 @@ def choose(root: DriverRoot, directories: Sequence[Directory]) -> str:
 
 def mismatch(root: DriverRoot, loaded: str, there: Iterable[str]) -> DriverError:
     """Return the error that driver *loaded* has no files below *root*, but others have."""
+    versions = list(there)
     return DriverError(
         f"driver {loaded} is loaded, but the libraries below the driver root "
-        f'"{root.path}" are of {", ".join(there)}',
-        "reboot, or reload the driver's modules",
+        f'"{root.path}" are of {", ".join(versions)}',
+        remedies.version_mismatch(remedies.LiveHost(), loaded, versions[0]),
     )
 
 

@@ -179,14 +179,16 @@ _TRACES = {
 }
 
 
+def installed(host: HostFacts) -> list[str]:
+    """Return the names of all engines that are installed, configured or running here."""
+    found = [name for name, paths in _TRACES.items() if any(map(host.exists, paths))]
+    running = dict.fromkeys(daemon.name for daemon in host.daemons)
+    return [*found, *(name for name in running if name not in found)]
+
+
 def present(host: HostFacts) -> list[str]:
     """Return the names of the engines that are here; docker's containerd does not count."""
-    found = [name for name, paths in _TRACES.items() if any(map(host.exists, paths))]
-    found += [
-        daemon.name
-        for daemon in host.daemons
-        if daemon.name in ("docker", "crio") and daemon.name not in found
-    ]
+    found = installed(host)
     rootless = os.path.join(_home_config(host), "docker", "daemon.json")
     if host.uid != 0 and host.exists(rootless):
         found = [name for name in found if name != "docker"] + ["docker-rootless"]

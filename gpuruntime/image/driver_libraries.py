@@ -8,6 +8,7 @@ import posixpath
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gpuruntime import remedies
 from gpuruntime.errors import DiscoveryError
 from gpuruntime.formats.elf import ElfError
 from gpuruntime.image.collect import read_of
@@ -52,5 +53,5 @@ def _versions(path: str) -> Versions:
     except (OSError, ElfError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise DiscoveryError(
-            f'cannot read the driver\'s library "{path}": {reason}', "install the driver again"
+            f'cannot read the driver\'s library "{path}": {reason}', remedies.REINSTALL_DRIVER
         ) from error

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Any
 
+    from cdi.registry import Registry
     from cdi.wire import OciConfig
     from gpuruntime.config import Config
     from gpuruntime.grant import Grant
@@ -105,6 +106,10 @@ class _Kept:
     def make_nodes(self, _minors: object) -> bool:
         """Return that no nodes are made."""
         return False
+
+    def read_registry(self) -> Registry:
+        """Raise _NotKeptError: CDI specs are read only where no grant is saved."""
+        raise _NotKeptError
 
 
 def keep(

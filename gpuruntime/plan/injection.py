@@ -15,7 +15,7 @@ from cdi.complete import complete, in_user_namespace
 from cdi.edits import WITH_IMAGE, allows_all, apply
 from cdi.errors import CdiError
 from gpuruntime import config as settings
-from gpuruntime.errors import MISSING_DEVICE_ERRORS, UnresolvedDeviceError
+from gpuruntime.errors import MISSING_DEVICE_ERRORS
 from gpuruntime.plan import hook_programs, node_numbers
 from gpuruntime.record import Record
 from gpuruntime.request import parse
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, Protocol
 
+    from cdi.registry import Registry
     from cdi.wire import Edits, Hook, OciConfig
     from gpuruntime.config import Config
     from gpuruntime.errors import GpuRuntimeError
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
         def make_nodes(self, minors: Sequence[int]) -> bool:
             """Have the driver make its nodes and those of *minors*; return whether it tried."""
 
+        def read_registry(self) -> Registry:
+            """Return the CDI specs of the configured directories."""
+
     class Observer(Protocol):
         """What `decide` reports to while it decides, so that a request is parsed only once."""
 
@@ -57,8 +61,9 @@ if TYPE_CHECKING:
 # Where a hook looks for its programs, and no variable of the image.
 _HOOK_ENV = ("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",)
 _GPU = "/dev/nvidia"
+# As in remedies, which is loaded only where a create fails.
+_CREATE_LINKS = 'run "gpuruntime system create-dev-char-symlinks" as root'
 _MAX_DIGITS = 4
-_MAX_MINORS = 8
 
 
 class Injection(Record):
@@ -147,7 +152,7 @@ def decide(
     if lost:
         warnings.append(
             f'no "/dev/char" link for {", ".join(lost)}: the container loses them at '
-            '"systemctl daemon-reload"; run "gpuruntime system create-dev-char-symlinks"'
+            f'"systemctl daemon-reload"; {_CREATE_LINKS}'
         )
     return Injection(
         request,
@@ -204,13 +209,9 @@ def _completed(
             return _completed_once(edits, request, user_namespace=user_namespace)
         except CdiError as error:
             failure = error
-    words = "".join(f" -c {minor}" for minor in _minors_without_node(edits) or [0])
-    hint = f'run "nvidia-modprobe -u{words}" on the host'
-    if not request.is_automatic:
-        hint += ', or "gpuruntime cdi refresh" if the spec is out of date'
-    raise UnresolvedDeviceError(
-        f"cannot give a device to the container: {failure}", hint
-    ) from failure
+    from gpuruntime.plan import unusable_node  # noqa: PLC0415 (only on the failing way)
+
+    raise unusable_node.error(failure, edits, request, config, host.read_registry) from failure
 
 
 def _completed_once(edits: Edits, request: Request, *, user_namespace: bool) -> Edits:
@@ -226,13 +227,6 @@ def _minors(edits: Edits) -> list[int]:
     """Return the numbers of the GPUs whose nodes *edits* have."""
     paths = [node["path"] for node in edits.get("deviceNodes") or ()]
     return [int(path[len(_GPU) :]) for path in paths if _is_gpu(path)]
-
-
-def _minors_without_node(edits: Edits) -> list[int]:
-    """Return the numbers of the GPUs of *edits* whose nodes do not exist, of many the first."""
-    paths = {node.get("hostPath") or node["path"]: node for node in edits.get("deviceNodes") or ()}
-    missing = [node["path"] for path, node in paths.items() if not os.path.lexists(path)]
-    return [int(path[len(_GPU) :]) for path in missing if _is_gpu(path)][:_MAX_MINORS]
 
 
 def _is_gpu(path: str) -> bool:

@@ -14,7 +14,7 @@ import time
 from cdi.errors import CdiError
 from cdi.registry import DEFAULT_DIRECTORIES, ENDINGS, is_settled
 from gpuruntime import probes
-from gpuruntime.errors import UnresolvedDeviceError
+from gpuruntime.errors import SpecError, UnresolvedDeviceError
 from gpuruntime.grant import Grant
 from gpuruntime.plan import from_inventory, stale_spec
 from gpuruntime.request import parse
@@ -110,10 +110,29 @@ def of_specs(
         # Of another vendor's files we cannot say what they depend on.
         ours = known.resolve([name for name in asked.devices if parse.is_ours(name, config)])
     state["files"] = probes.identities(mount["hostPath"] for mount in ours["mounts"])
-    stale_spec.check(ours)
+    try:
+        stale_spec.check(ours)
+    except SpecError as error:
+        raise _stale(error, asked, config, known) from error
     # A file without a stamp was written just now.
     may_save = may_save and all(file.stamp for file in known.files)
     return Grant(edits, warnings=warnings), state if may_save else None
+
+
+def _stale(error: SpecError, asked: Request, config: Config, known: Registry) -> SpecError:
+    """Return *error* with the action that writes the stale spec of *known* again."""
+    from gpuruntime import remedies  # noqa: PLC0415 (only on the failing way)
+
+    names = known.names(config.default_kind) if asked.driver_only else asked.devices
+    for name in names:
+        file = known.find(name)
+        if file is None or not parse.is_ours(name, config):
+            continue
+        try:
+            stale_spec.check(known.resolve([name]))
+        except SpecError:
+            return SpecError(error.message, remedies.stale_spec(file.path, name.partition("=")[0]))
+    return error
 
 
 def _is_settled(identities: Mapping[str, list[int] | None], now_ns: int) -> bool:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 MODULE = "/proc/driver/nvidia/version"
 _VERSIONED = ("libcuda.so.", "libnvidia-ml.so.")
-_HINT = 'run "gpuruntime cdi refresh"'
 # The incumbent's, as it wrote them without env up to 1.17.7. Ours drops whatever it is given.
 _PROGRAMS = ("nvidia-ctk", "nvidia-cdi-hook")
 # The incumbent's installer moves a program there, and puts a script in its place.
@@ -30,9 +29,9 @@ _MOVED = ".real"
 def check(edits: Edits, module: str = MODULE) -> None:
     """Raise SpecError if *edits* mount a file that is gone, or one of another driver version.
 
-    And if a hook of theirs would have the environment of the image, as CVE-2025-23266 has it.
-
-    *module* is where the loaded module says its version; if it does not, only files count.
+    It is also raised if a hook of theirs would get the environment of the image (CVE-2025-23266).
+    *module* is where the loaded module says its version; if it does not, only files count. The
+    error has no hint: the caller knows which spec to write again.
     """
     loaded = _loaded(module)
     for mount in edits.get("mounts") or ():
@@ -43,16 +42,15 @@ def check(edits: Edits, module: str = MODULE) -> None:
         version = driver_version.of_name(name) if name.startswith(_VERSIONED) else ""
         if loaded and version and version != loaded:
             raise SpecError(
-                f'the CDI spec is stale: it mounts "{path}", the loaded driver is {loaded}', _HINT
+                f'the CDI spec is stale: it mounts "{path}", the loaded driver is {loaded}'
             )
         if not os.path.exists(path):
-            raise SpecError(f'the CDI spec is stale: it mounts "{path}", which is gone', _HINT)
+            raise SpecError(f'the CDI spec is stale: it mounts "{path}", which is gone')
     for hook in edits.get("hooks") or ():
         if _is_of_old(hook) and hook["hookName"] in WITH_IMAGE and not hook.get("env"):
             raise SpecError(
                 f'the CDI spec is stale: its hook "{hook["path"]}" has no env, and may be given '
-                "the variables of the image",
-                _HINT,
+                "the variables of the image"
             )
 
 

@@ -158,8 +158,7 @@ def test_mig_devices_without_capability_nodes_are_left_out() -> None:
     (problem,) = found["problems"]
     assert problem.startswith("MIG device 0:0 is left out: ")
     assert '"/dev/nvidia-caps/nvidia-cap66"' in problem
-    capability = "/proc/driver/nvidia/capabilities/gpu0/mig/gi7/access"
-    assert f'"nvidia-modprobe -f {capability}"' in problem
+    assert "gpuruntime system create-device-nodes --all" in problem
 
 
 def test_capabilities_come_from_either_file() -> None:
@@ -194,7 +193,7 @@ def test_a_fresh_host_without_uvm_is_an_error() -> None:
     """B046: CUDA would not start, and nothing in the container could say why."""
     found = find(prepare="rm /dev/nvidia-uvm")
     assert 'no device node "/dev/nvidia-uvm"' in found["error"]
-    assert "nvidia-modprobe" in found["hint"]
+    assert "create-device-nodes --all" in found["hint"]
 
 
 def test_a_fresh_host_with_nvidiactl_only() -> None:

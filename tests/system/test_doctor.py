@@ -162,7 +162,9 @@ def wsl_with_gpu(host: Host) -> None:
 def ldconfig_of_ubuntu(host: Host) -> None:
     """Name Ubuntu's ldconfig on another distribution."""
     host.file("/sbin/ldconfig", "ldconfig", 0o755)
-    host.config('[nvidia-container-cli]\nldconfig = "@/sbin/ldconfig.real"\n')
+    host.config(
+        'ldconfig-mode = "host"\n[nvidia-container-cli]\nldconfig = "@/sbin/ldconfig.real"\n'
+    )
 
 
 def mig_of_later(host: Host) -> None:
@@ -187,9 +189,9 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         without_links,
         (
             'fail dev-char no link in "/dev/char" for /dev/nvidia-modeset, /dev/nvidia-uvm, '
-            "/dev/nvidia-uvm-tools and 3 more: containers with systemd's cgroups lose them at"
-            ' "systemctl daemon-reload" (systemd and cgroup v2, where engines use it); run '
-            '"gpuruntime system create-dev-char-symlinks"'
+            "/dev/nvidia-uvm-tools and 3 more: containers with systemd's cgroups lose them at "
+            '"systemctl daemon-reload" (systemd and cgroup v2, where engines use it); run '
+            '"gpuruntime system create-dev-char-symlinks" as root'
         ),
     ),
     (
@@ -197,9 +199,8 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         "nodes",
         after_boot,
         (
-            'fail nodes no device node "/dev/nvidia-uvm"; no device node '
-            '/dev/nvidia-uvm-tools; run "gpuruntime system create-device-nodes --all '
-            '--load-kernel-modules" as root, once after each boot'
+            'fail nodes no device node "/dev/nvidia-uvm"; no device node /dev/nvidia-uvm-tools; '
+            'run "gpuruntime system create-device-nodes --all --load-kernel-modules" as root'
         ),
     ),
     (
@@ -207,9 +208,9 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         "spec-readers",
         with_groups,
         (
-            'fail spec-readers "/etc/cdi/nvidia.json" is of CDI 0.7.0 (the spec: group 44 '
-            "(needs 0.7.0)), and podman 4.9.3+ds1-1ubuntu0.2 reads up to 0.6.0; run "
-            '"gpuruntime cdi refresh --force --max-spec-version 0.6.0 --output '
+            'fail spec-readers "/etc/cdi/nvidia.json" has the CDI version 0.7.0 (the spec: group '
+            "44 (needs 0.7.0)), and podman 4.9.3+ds1-1ubuntu0.2 supports versions up to 0.6.0; "
+            'run "gpuruntime cdi refresh --force --max-spec-version 0.6.0 --output '
             '/etc/cdi/nvidia.json"'
         ),
     ),
@@ -227,10 +228,9 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         "files",
         without_icd,
         (
-            'warn files "/usr/lib/x86_64-linux-gnu/libGLX_nvidia.so.550.163.01" is there, but'
-            ' no "*nvidia*.json" in a directory "vulkan/icd.d": Vulkan does not find the '
-            "driver in a container; install that part of the driver, if containers are to "
-            "have it"
+            'warn files "/usr/lib/x86_64-linux-gnu/libGLX_nvidia.so.550.163.01" is there, but no '
+            '"*nvidia*.json" in a directory "vulkan/icd.d": Vulkan does not find the driver in a '
+            "container; install that part of the driver, if containers need it"
         ),
     ),
     (
@@ -238,9 +238,9 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         "libraries",
         root_elsewhere,
         (
-            'fail libraries no "libnvidia-ml.so.1" below the driver root '
-            '"/run/nvidia/driver"; directories searched: /; there is one below "/"; set '
-            '"nvidia-container-cli.root" to "/" in config.toml'
+            'fail libraries no "libnvidia-ml.so.1" below the driver root "/run/nvidia/driver"; '
+            'directories searched: /; there is one below "/"; use the driver root "/": '
+            '"nvidia-container-cli.root" in config.toml, or "--driver-root"'
         ),
     ),
     (
@@ -248,9 +248,9 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         "engines",
         lambda host: host.docker(written_s=200),
         (
-            'fail engines docker was started before "/etc/docker/daemon.json" was written: '
-            "unless it was reloaded since, it does not use the new content; run "
-            '"systemctl restart docker"'
+            'fail engines docker was started before "/etc/docker/daemon.json" was written: unless'
+            " it was reloaded since, it does not use the new content; engines checked: docker; "
+            'run "systemctl restart docker"'
         ),
     ),
     (
@@ -258,8 +258,9 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         "engines",
         lambda host: host.docker({"runtimes": {}}),
         (
-            'warn engines docker does not know our runtime in "/etc/docker/daemon.json"; run '
-            '"gpuruntime runtime configure --runtime docker", then "systemctl restart docker"'
+            'warn engines docker does not know our runtime in "/etc/docker/daemon.json"; engines '
+            'checked: docker; run "gpuruntime runtime configure --runtime docker", then '
+            '"systemctl restart docker"'
         ),
     ),
     (
@@ -278,9 +279,9 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         "engines",
         k3s,
         (
-            "fail engines k3s makes its config anew at each start, and forgets the runtime "
-            '"gpuruntime", which is not in its template; run "gpuruntime runtime configure '
-            '--runtime k3s", then "systemctl restart k3s"'
+            "fail engines k3s writes its config again at each start, and drops the runtime "
+            '"gpuruntime", which is not in its template; engines checked: k3s; run "gpuruntime '
+            'runtime configure --runtime k3s", then "systemctl restart k3s"'
         ),
     ),
     (
@@ -288,9 +289,9 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         "pods",
         kubelet,
         (
-            'warn pods the default runtime of containerd is not "gpuruntime": pods, the '
-            'device plugin too, get it by "runtimeClassName: gpuruntime" only; name it in '
-            "those pods, or configure it with --set-as-default"
+            'warn pods the default runtime of containerd is not "gpuruntime": pods, also those of'
+            ' the device plugin, get it only with "runtimeClassName: gpuruntime"; set '
+            '"runtimeClassName: gpuruntime" in these pods'
         ),
     ),
     (
@@ -298,8 +299,8 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         "metrics",
         lambda host: host.process(800, "/usr/bin/dcgm-exporter", "-f", "x"),
         (
-            "warn metrics dcgm-exporter runs without its virtual GPUs: pods that share a GPU "
-            'are not told apart; start it with "--kubernetes-virtual-gpus"'
+            "warn metrics dcgm-exporter runs without virtual GPUs: its metrics do not tell apart "
+            'pods that share a GPU; start it with "--kubernetes-virtual-gpus"'
         ),
     ),
     (
@@ -308,10 +309,9 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         two_sources,
         (
             'warn packages "/etc/apt/sources.list.d/nvidia-container-toolkit.list" and '
-            '"/etc/apt/sources.list.d/nvidia-docker.list" have the same source with different'
-            " keys: apt refuses both; remove "
-            '"/etc/apt/sources.list.d/nvidia-container-toolkit.list" or '
-            '"/etc/apt/sources.list.d/nvidia-docker.list"'
+            '"/etc/apt/sources.list.d/nvidia-docker.list" have the same source with different '
+            "keys: apt refuses both; remove "
+            '"/etc/apt/sources.list.d/nvidia-container-toolkit.list"'
         ),
     ),
     (
@@ -319,9 +319,8 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         "module",
         no_gpu,
         (
-            "fail module no driver is loaded, and there is no NVIDIA GPU on the PCI bus: "
-            'containers that ask for one do not start; set "missing-gpu" to "warn" in '
-            "config.toml to let them start without"
+            "fail module no driver is loaded, and no NVIDIA GPU is on the PCI bus; set "
+            '"missing-gpu" to "warn" in config.toml to start containers without a GPU'
         ),
     ),
     (
@@ -331,9 +330,9 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
             "/etc/buildkit/buildkitd.toml", f'[worker.oci]\n  binary = "{RUNTIME}"\n'
         ),
         (
-            'warn builds "/etc/buildkit/buildkitd.toml" has our runtime as its worker\'s: '
-            'builds call "run", which is passed through without GPUs; ask for them in the '
-            'build, with "RUN --device=nvidia.com/gpu=all"'
+            'warn builds the worker of "/etc/buildkit/buildkitd.toml" has our runtime: builds '
+            'call "run", which is passed through without GPUs; request GPUs in the build, with '
+            '"RUN --device=nvidia.com/gpu=all"'
         ),
     ),
     (
@@ -360,11 +359,9 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         "toolkits",
         for_rootless,
         (
-            'warn toolkits "nvidia-container-cli.no-cgroups" is set, which takes the GPUs '
-            "from rootful containers of nvidia-container-toolkit 1.16.2-1; we need it for "
-            "none; two toolkits are installed, nvidia-container-toolkit 1.16.2-1 and ours: "
-            "docker's --gpus goes to the one whose hook it finds first; run \"gpuruntime "
-            'config --set nvidia-container-cli.no-cgroups=false --in-place"'
+            'warn toolkits "nvidia-container-cli.no-cgroups" is set, which takes the GPUs from '
+            "rootful containers of nvidia-container-toolkit 1.16.2-1; our runtime does not need "
+            'it; run "gpuruntime config --set nvidia-container-cli.no-cgroups=false --in-place"'
         ),
     ),
     (
@@ -382,8 +379,8 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         "spec-dirs",
         lambda host: host.at("/etc/cdi").chmod(0o700),
         (
-            'warn spec-dirs "/etc/cdi" has mode 0700: engines without root cannot read it; '
-            'run "chmod 755 /etc/cdi"'
+            'warn spec-dirs "/etc/cdi" has mode 0700: rootless engines cannot read it; run "chmod'
+            ' 755 /etc/cdi"'
         ),
     ),
     (
@@ -391,9 +388,8 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         "specs",
         lambda host: host.file("/etc/cdi/broken.yaml", "cdiVersion: [\n"),
         (
-            'fail specs "/etc/cdi/broken.yaml" is not used: syntax: line 2: did not find '
-            'expected node content; run "gpuruntime cdi validate /etc/cdi/broken.yaml" and '
-            "correct it"
+            'fail specs "/etc/cdi/broken.yaml" is not used: syntax: line 2: did not find expected'
+            ' node content; correct what "gpuruntime cdi validate /etc/cdi/broken.yaml" reports'
         ),
     ),
     (
@@ -401,8 +397,8 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         "platform",
         lambda h: wsl(h, "4.4.0-19041-Microsoft", dxg=False),
         (
-            'fail platform this is WSL 1, without "/dev/dxg": it has no GPUs; run "wsl '
-            '--set-version" there to make it WSL 2'
+            'fail platform this is WSL 1, which has no GPUs; run "wsl --set-version DISTRIBUTION '
+            '2" on Windows'
         ),
     ),
     (
@@ -410,9 +406,8 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         "platform",
         lambda h: wsl(h, "5.15.1-microsoft-standard-WSL2", dxg=False),
         (
-            'fail platform WSL without "/dev/dxg": Windows has no GPU for it, or no driver '
-            'that knows WSL; install NVIDIA\'s driver on Windows, then run "wsl --update" '
-            "there"
+            'fail platform WSL 2 has no "/dev/dxg": Windows has no GPU, or no driver with WSL '
+            "support; install the NVIDIA driver on Windows"
         ),
     ),
     (
@@ -420,8 +415,8 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         "platform",
         lambda h: wsl(h, "5.15.1-microsoft-standard-WSL2", dxg=True),
         (
-            'fail platform WSL has "/dev/dxg", but no adapter of NVIDIA: its driver is not in'
-            ' "/usr/lib/wsl/drivers"; install NVIDIA\'s driver on Windows'
+            'fail platform WSL has "/dev/dxg", but no NVIDIA adapter: the NVIDIA driver is not in'
+            ' "/usr/lib/wsl/drivers"; install the NVIDIA driver on Windows'
         ),
     ),
     (
@@ -429,8 +424,8 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         "platform",
         wsl_with_gpu,
         (
-            'fail platform this is WSL with a GPU: the discovery mode "wsl" that it needs is '
-            'not there yet; generate its spec with "nvidia-ctk cdi generate --mode wsl"'
+            'fail platform this is WSL with a GPU: the discovery mode "wsl" that it needs is not '
+            'supported yet; generate its spec with "nvidia-ctk cdi generate --mode wsl"'
         ),
     ),
     (
@@ -438,10 +433,9 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         "ldconfig",
         ldconfig_of_ubuntu,
         (
-            'fail ldconfig config.toml names "/sbin/ldconfig.real" as '
-            "nvidia-container-cli.ldconfig, which is no program here; there is "
-            '"/sbin/ldconfig"; take "nvidia-container-cli.ldconfig" out of config.toml: the '
-            "right one is found by itself"
+            'fail ldconfig "/sbin/ldconfig.real", the ldconfig that config.toml names, is not a '
+            'program here; set "nvidia-container-cli.ldconfig" to "@/sbin/ldconfig" in '
+            "config.toml"
         ),
     ),
     (
@@ -449,11 +443,8 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         "toolkits",
         lambda h: h.package("nvidia-container-toolkit-base", "1.17.0-1"),
         (
-            "fail toolkits nvidia-container-toolkit-base 1.17.0-1 is installed, which fails "
-            "where an image has a link of its own at the place of one of its links; two "
-            "toolkits are installed, nvidia-container-toolkit-base 1.17.0-1 and ours: "
-            "docker's --gpus goes to the one whose hook it finds first; update it, or remove "
-            "it"
+            "fail toolkits nvidia-container-toolkit-base 1.17.0-1 is installed, which fails if an"
+            " image already has a symlink that it creates; update it"
         ),
     ),
     (
@@ -461,7 +452,7 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         "daemons",
         lambda host: host.socket(PERSISTENCED),
         (
-            'warn daemons nobody listens on "/run/nvidia-persistenced/socket", which '
+            'warn daemons no process listens on "/run/nvidia-persistenced/socket", which '
             'containers get; run "systemctl restart nvidia-persistenced"'
         ),
     ),
@@ -469,16 +460,19 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         "B029",
         "engines",
         lambda host: host.docker(written_s=50),
-        ('ok engines docker knows the runtime "gpuruntime", started since its config was written'),
+        (
+            'ok engines docker knows the runtime "gpuruntime", started since its config was '
+            "written; engines checked: docker"
+        ),
     ),
     (
         "B030",
         "mig",
         mig_of_later,
         (
-            'fail mig no node "/dev/nvidia-caps/nvidia-cap66", which grants a MIG device; no '
-            'node "/dev/nvidia-caps/nvidia-cap67", which grants a MIG device; run "gpuruntime'
-            ' system create-device-nodes --mig-devices"'
+            'fail mig no device node "/dev/nvidia-caps/nvidia-cap66", which grants a MIG device; '
+            'no device node "/dev/nvidia-caps/nvidia-cap67", which grants a MIG device; run '
+            '"gpuruntime system create-device-nodes --all --load-kernel-modules" as root'
         ),
     ),
     (
@@ -495,9 +489,8 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         "sharing",
         lambda host: host.directory("/run/nvidia/mps"),
         (
-            'warn sharing "/run/nvidia/mps" is there, and no nvidia-cuda-mps-control runs: '
-            "programs that wait for MPS wait for ever; start the daemon on the host, or "
-            "remove the directory"
+            'warn sharing "/run/nvidia/mps" exists, and no nvidia-cuda-mps-control runs: programs'
+            ' that use MPS wait for it forever; run "nvidia-cuda-mps-control -d"'
         ),
     ),
     (
@@ -505,8 +498,8 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         "gpus",
         lambda host: host.gpu(1, BUS_IDS[1], "NVIDIA T4"),
         (
-            "ok gpus 2 models: 1 NVIDIA H100 80GB HBM3, 1 NVIDIA T4: a container gets a "
-            "certain one by its UUID"
+            "ok gpus 2 models: 1 NVIDIA H100 80GB HBM3, 1 NVIDIA T4: request a certain one by its"
+            " UUID"
         ),
     ),
     (
@@ -514,8 +507,8 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         "snapshot",
         lambda host: host.directory("/run/gpuruntime").chmod(0o777),
         (
-            'fail snapshot "/run/gpuruntime" may be written by others than root: each '
-            'container asks the driver anew; run "rm -r /run/gpuruntime" as root'
+            'fail snapshot "/run/gpuruntime" can be written by users other than root: each '
+            'container start queries the driver again; run "rm -r /run/gpuruntime" as root'
         ),
     ),
     (
@@ -524,7 +517,7 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         update,
         (
             "fail versions driver 550.163.01 is loaded, but the libraries are of 550.190.01; "
-            "reboot, or reload the driver's modules"
+            "reboot: the kernel loads the installed module then"
         ),
     ),
     (
@@ -532,11 +525,10 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         "swarm",
         lambda host: host.docker(RESOURCES),
         (
-            'fail swarm docker offers "NVIDIA-GPU=GPU-00000000" to a swarm, and there is no '
-            'such GPU here; docker offers "NVIDIA-GPU" to a swarm, and "swarm-resource" is '
-            "not set: what a service reserves is not what it gets; give "
-            '"node-generic-resources" the UUIDs of this host in "/etc/docker/daemon.json", as'
-            ' "nvidia-smi -L" shows them'
+            'fail swarm docker offers "NVIDIA-GPU=GPU-00000000" to a swarm, and this host has no '
+            'such GPU; docker offers "NVIDIA-GPU" to a swarm, and "swarm-resource" is not set: a '
+            'service does not get the GPUs that it reserves; set "node-generic-resources" in '
+            '"/etc/docker/daemon.json" to the UUIDs that "nvidia-smi -L" prints'
         ),
     ),
     (
@@ -544,9 +536,9 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         "module",
         lambda host: host.file("/proc/devices", "195 nvidia\n"),
         (
-            "fail module driver 550.163.01 is loaded, but not its module nvidia-uvm: CUDA "
-            'finds no GPU; run "gpuruntime system create-device-nodes --control-devices '
-            '--load-kernel-modules"'
+            "fail module driver 550.163.01 is loaded without its module nvidia-uvm: CUDA finds no"
+            ' GPU; run "gpuruntime system create-device-nodes --all --load-kernel-modules" as '
+            "root"
         ),
     ),
     (
@@ -554,8 +546,9 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         "nodes",
         lambda host: host.node("/dev/nvidia-uvm", 510, 0),
         (
-            'fail nodes "/dev/nvidia-uvm" is device 510:0, and the driver has 511:0; remove '
-            'it, then run "gpuruntime system create-device-nodes --all --load-kernel-modules"'
+            'fail nodes "/dev/nvidia-uvm" is device 510:0, but the driver has 511:0; remove '
+            '"/dev/nvidia-uvm", then run "gpuruntime system create-device-nodes --all '
+            '--load-kernel-modules" as root'
         ),
     ),
     (
@@ -563,8 +556,8 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         "modes",
         lambda host: host.node("/dev/nvidia0", 195, 0, 0o660),
         (
-            'warn modes "/dev/nvidia0" has mode 0660, uid 0, gid 0: only its group may use '
-            "it; put the users of rootless engines into that group"
+            'warn modes "/dev/nvidia0" has mode 0660, uid 0, gid 0: only its group may open it; '
+            "put the users of rootless engines into that group"
         ),
     ),
     (
@@ -572,9 +565,8 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         "modes",
         lambda host: host.node("/dev/nvidia0", 195, 0, 0o1231),
         (
-            'fail modes "/dev/nvidia0" has mode 1231, uid 0, gid 0: not even its group may '
-            "use it; set the driver's NVreg_DeviceFileMode to 0666, and run \"chmod 666 "
-            '/dev/nvidia0"'
+            'fail modes "/dev/nvidia0" has mode 1231, uid 0, gid 0: not even its group may open '
+            'it; run "chmod 666 /dev/nvidia0"'
         ),
     ),
     (
@@ -582,9 +574,9 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         "spec-hooks",
         lambda host: host.remove("/usr/bin/gpu-cdi-hook"),
         (
-            'fail spec-hooks the hook "/usr/bin/gpu-cdi-hook" of "/etc/cdi/nvidia.json" is no'
-            ' program on this host; run "gpuruntime cdi refresh --force --output '
-            '/etc/cdi/nvidia.json", or install what it belongs to'
+            'fail spec-hooks the hook "/usr/bin/gpu-cdi-hook" of "/etc/cdi/nvidia.json" is not a '
+            'program on this host; run "gpuruntime cdi refresh --force --output '
+            '/etc/cdi/nvidia.json"'
         ),
     ),
     (
@@ -592,9 +584,9 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         "open-files",
         lambda host: host.docker(files="1073741816"),
         (
-            "warn open-files dockerd and its containers may open 1073741816 files: the "
-            'driver\'s tools go through them all at each start; set "LimitNOFILE=1048576" in a'
-            " drop-in of dockerd's service"
+            "warn open-files dockerd and its containers may open 1073741816 files: the driver's "
+            'tools iterate over all of them at each start; set "LimitNOFILE=1048576" in a drop-in'
+            " of dockerd's service"
         ),
     ),
 ]
@@ -637,7 +629,9 @@ def test_a_good_host_is_well(host: Host) -> None:
     assert [squeezed(item) for item in found(host) if item.status != "ok"] == []
     done = doctor("--root", str(host.path))
     assert (done.returncode, done.stderr) == (0, "")
-    assert len(done.stdout.splitlines()) == len(CHECKS)
+    *lines, summary = done.stdout.splitlines()
+    assert len(lines) == len(CHECKS)
+    assert summary == f"{len(CHECKS)} checks: 0 failed, 0 warnings, {len(CHECKS)} ok"
 
 
 def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -654,8 +648,9 @@ def test_the_exit_status_is_that_of_the_worst_check(host: Host) -> None:
     done = doctor("--root", place, "--check", "spec-dirs,nodes")
     assert done.returncode == 1
     assert [line.split()[:2] for line in done.stdout.splitlines()] == [
-        ["ok", "nodes"],
         ["warn", "spec-dirs"],
+        ["ok", "nodes"],
+        ["2", "checks:"],
     ]
     host.remove("/dev/nvidiactl")
     assert doctor("--root", place).returncode == 2
@@ -723,7 +718,7 @@ def test_a_check_fails_alone(host: Host) -> None:
         ("last", "ok"),
     ]
     assert "this is a bug: ValueError" in findings[1].what
-    assert findings[2].what.startswith("no answer in 1 s")
+    assert findings[2].what.startswith("no result in 1 s")
     child = int((host.path / "child").read_text())
     end = time.monotonic() + 30
     while is_running(child):
@@ -762,7 +757,7 @@ def test_no_input_is_a_bug(host: Host, path: str, check: str, kind: str) -> None
         subprocess.run(["mkfifo", host.at(path)], check=True)
     for finding in found(host):
         assert "this is a bug" not in finding.what, finding
-        assert "no answer" not in finding.what, finding
+        assert "no result" not in finding.what, finding
     assert check in CHECKS
 
 
@@ -806,14 +801,18 @@ def test_our_own_runtime_below_us(host: Host) -> None:
     assert finding.status == "fail"
     host.file("/usr/bin/crun", "crun", 0o755)
     (finding,) = found(host, "runtime")
-    assert (finding.status, "passed over" in finding.what) == ("warn", True)
+    assert (finding.status, "it is skipped" in finding.what) == ("warn", True)
 
 
 @pytest.mark.parametrize(
     ("path", "check", "what"),
     [
         ("/etc/cdi/nvidia.yml", "specs", "is not read: names end in .yaml or .json"),
-        ("/etc/docker/cdi/nvidia.json", "spec-dirs", "is where nobody looks for specs"),
+        (
+            "/etc/docker/cdi/nvidia.json",
+            "spec-dirs",
+            "is in a directory where no engine looks for specs",
+        ),
     ],
 )
 def test_specs_that_nobody_reads(host: Host, path: str, check: str, what: str) -> None:
@@ -934,7 +933,7 @@ def test_two_toolkits_in_one_engine(host: Host) -> None:
     ("at", "form", "value", "what"),
     [
         # The size of the first segment in the file.
-        (64 + 32, "<Q", 1 << 20, "is cut off: it has {} of 1048576 bytes"),
+        (64 + 32, "<Q", 1 << 20, "is truncated: it has {} of 1048576 bytes"),
         # Where the section headers are: the loader does not read them, pyelftools does.
         (40, "<Q", 1 << 40, "is damaged: "),
     ],
@@ -980,10 +979,10 @@ class TestSimulated:
             told = self.doctor(host, "answer")["answer"]
         assert told["status"] == "warn"
         assert re.match(
-            r"the driver took \d\.\d s to answer, as it starts the GPUs anew each time",
+            r"NVML took \d\.\d s to respond: the driver initializes the GPUs each time",
             told["what"],
         )
-        assert told["action"] == 'run nvidia-persistenced, or "nvidia-smi -pm 1"'
+        assert told["action"] == 'run "systemctl enable --now nvidia-persistenced"'
 
     @pytest.mark.parametrize("fault", ["init-fails 9", "init-hangs", "lost 1"])
     def test_a_driver_that_fails(self, tmp_path: Path, fault: str) -> None:
@@ -1049,7 +1048,7 @@ class TestSimulated:
         told = {item["check"]: item["status"] for item in json.loads(done.stdout)}
         assert list(told) == list(CHECKS)
         assert (told["answer"], told["nodes"], told["libraries"]) == ("ok", "ok", "ok")
-        assert "without root" in done.stderr
+        assert done.stderr == "note: run as root to check everything\n"
 
     def test_an_old_engine_by_its_own_word(self, tmp_path: Path) -> None:
         """Where there is a program, it tells its version itself; one that hangs is left."""
@@ -1061,14 +1060,14 @@ class TestSimulated:
             )
             told = self.doctor(host, "spec-readers")["spec-readers"]
         assert told["status"] == "fail"
-        assert "podman 4.2.0 reads up to 0.4.0" in told["what"]
+        assert "podman 4.2.0 supports versions up to 0.4.0" in told["what"]
         assert "--max-spec-version 0.4.0" in told["action"]
 
 
 @pytest.mark.parametrize(
     ("lines", "status", "what"),
     [
-        ([], "ok", "none has said anything"),
+        ([], "ok", "no messages"),
         (["T1 warned gpu-cdi-hook: warning: no b"], "ok", "the last warning, at T1: gpu-cdi-hook"),
         (
             ["T1 failed hook: old", "T2 failed hook: mount: no room", "T2 failed hint: do"],

@@ -350,7 +350,7 @@ def test_a_missing_control_node_is_named(node: str) -> None:
     """Without it no CUDA program finds a device, whatever else the container has."""
     told = refused(prepare=f"rm /dev/{node}")
     assert f'"/dev/{node}"' in told
-    assert "nvidia-modprobe" in told
+    assert "create-device-nodes --all" in told
 
 
 def test_a_missing_mode_setting_node_is_no_error() -> None:

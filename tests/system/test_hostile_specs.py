@@ -17,7 +17,7 @@ from shim_host import PROGRAM, ShimHost, asking
 pytestmark = [pytest.mark.system("unshare"), pytest.mark.catalogue("ENV-12")]
 SPEC = "/var/run/cdi/nvidia.json"
 ASKS = asking("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0")
-HINT = 'hint: run "gpuruntime cdi refresh"'
+HINT = f'hint: run "gpuruntime cdi refresh --output {SPEC}"'
 # Under these names the incumbent's programs are in specs.
 OLD = ("/usr/bin/nvidia-cdi-hook", "/usr/bin/nvidia-ctk")
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.system("runc")
 
 PROGRAM = seen.HERE / "missing.py"
 UVM = "/dev/nvidia-uvm"
-REFRESH = 'hint: run "gpuruntime cdi refresh"'
+REFRESH = 'hint: run "gpuruntime cdi refresh --output '
 Found = dict[str, Any]
 
 

@@ -181,7 +181,7 @@ def test_b002_a_user_namespace_has_the_nodes_that_there_are(hosts: Hosts) -> Non
     host.shell(f"rm {root}/dev/nvidia-uvm")
     error = host.create(document, {ROOT_OF_DRIVER: root}, prefix=IN_USER_NAMESPACE).error
     assert f'"{root}/dev/nvidia-uvm"' in error
-    assert '"nvidia-modprobe -u -c 0" on the host' in error
+    assert f'pass "{root}/dev/nvidia-uvm" into this container on its host' in error
     assert host.run("cat", "/run/loaded").stdout == ""
     observed(error.split("\n")[1])
 
@@ -444,7 +444,7 @@ def test_b074_majors_of_now_and_nodes_that_are_not_there_yet(hosts: Hosts) -> No
     )
     error = host.create(document, {LOAD: False}).error
     assert '"/dev/nvidia-uvm"' in error
-    assert '"nvidia-modprobe -u -c 0"' in error
+    assert "create-device-nodes --all --load-kernel-modules" in error
     observed(error.split("\n")[0])
     loaded(host, 508)
     assert host.create(document).nodes["/dev/nvidia-uvm"] == (508, 0)
@@ -477,7 +477,7 @@ def test_b075_podman_keep_id_and_control_nodes(hosts: Hosts) -> None:
     with_spec(host, {**SPEC, "devices": [device]})
     error = host.create(document | asking(f"{VISIBLE}nvidia.com/gpu=0")).error
     assert f'"{missing}"' in error
-    assert '"gpuruntime cdi refresh"' in error
+    assert '"gpuruntime cdi refresh --output ' in error
     observed(error.split("\n")[0])
 
 

@@ -1,9 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of checks, in the order of the report: from the driver up to the surroundings."""
+"""The table of checks, in the order of `--json`: from the driver up to the surroundings."""
 
 from __future__ import annotations
 
-from gpuruntime.cli.checks import driver_checks, engines, nodes, specs, surroundings, toolkits
+from gpuruntime.cli.checks import (
+    driver_checks,
+    engines,
+    nodes,
+    oci_hooks,
+    spec_fresh,
+    specs,
+    surroundings,
+    toolkits,
+)
 from gpuruntime.cli.checks.run import Check
 
 CHECKS: dict[str, Check] = {
@@ -27,10 +36,11 @@ CHECKS: dict[str, Check] = {
     "hook-messages": toolkits.hook_messages,
     "spec-dirs": specs.directories,
     "specs": specs.files,
-    "spec-fresh": specs.fresh,
+    "spec-fresh": spec_fresh.fresh,
     "spec-readers": specs.readable,
     "spec-hooks": specs.hooks,
     "engines": engines.engines,
+    "oci-hooks": oci_hooks.check,
     "pods": engines.pods,
     "rootless": engines.rootless,
     "swarm": engines.swarm,

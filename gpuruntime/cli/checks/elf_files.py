@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with an ELF file, by pyelftools: more than discovery and the hooks read of it."""
+"""Find damaged ELF files with pyelftools, which reads more than discovery and the hooks do."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import BinaryIO
 
 
 def damage(file: BinaryIO) -> str:
-    """Return what is wrong with the ELF file *file*, "" if nothing is.
+    """Return how the ELF file *file* is damaged, "" if it is not.
 
-    A library whose end is missing, after a full disk or a broken download, may still have all its
-    names; a program that uses it ends by a signal.
+    A library that was truncated by a full disk or a broken download may still have all its
+    symbols; a program that uses it is killed by a signal.
     """
     from elftools.elf.elffile import ELFFile  # noqa: PLC0415 (large)
 
@@ -24,4 +24,4 @@ def damage(file: BinaryIO) -> str:
         )
     except Exception as error:  # noqa: BLE001 (pyelftools raises anything for a damaged file)
         return f"is damaged: {type(error).__name__}: {error}"
-    return f"is cut off: it has {size} of {end} bytes" if end > size else ""
+    return f"is truncated: it has {size} of {end} bytes" if end > size else ""

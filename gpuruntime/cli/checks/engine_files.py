@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read what the config files of the installed engines say about runtimes."""
+"""Which engines a host has, and what the config files that they use say about runtimes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from gpuruntime.engines.document_edits import look_up, table_at
 from gpuruntime.engines.errors import BadFileError
 from gpuruntime.errors import ConfigError
 
-# Engine → what its daemon's process is called.
+RUNTIME = "gpu-container-runtime"
+# Engine → the names of its daemon's process.
 DAEMONS = {
     "docker": ("dockerd",),
     "docker-rootless": ("dockerd",),
@@ -38,21 +39,37 @@ DAEMONS = {
     "k0s": ("k0s",),
     "microk8s": ("containerd",),
 }
+# Engine → its program, where that alone shows that the engine is installed.
+_PROGRAMS = {
+    "docker": "dockerd",
+    "containerd": "containerd",
+    "crio": "crio",
+    "podman": "podman",
+    "k3s": "k3s",
+    "rke2": "rke2",
+}
 _RUNTIME_OF_CLASS = ("options", "BinaryName")
-# In a template, which is no TOML: the name of a runtime, and its program.
+# In a template, which is not valid TOML: the name of a runtime, and its program.
 _OF_TEMPLATE = re.compile(
     r"""\.runtimes\.["']?([\w.-]+?)["']?\.options\][^\[]*?BinaryName\s*=\s*["']([^"'\n]+)""",
     re.DOTALL,
 )
+_SYSTEMD_CGROUPS = "native.cgroupdriver=systemd"
+# Where each engine looks for OCI hooks if its config names no directory.
+_HOOK_DIRECTORIES = {
+    "crio": ("/usr/share/containers/oci/hooks.d",),
+    "podman": ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d"),
+}
 
 
 @dataclass(slots=True)
 class Engine:
-    """An engine: its config files *paths* that are there, and what they say together.
+    """An engine: its config files *paths* that exist, and their merged content.
 
-    *runtimes* is name → program, *default* the runtime that counts unasked, *spec_dirs* where it
-    is told to look for CDI specs. *problem* is why a file cannot be used. *generated* has the
-    runtimes of a file that the engine makes itself, *process* is its daemon.
+    *runtimes* is name → program, *default* the runtime that is used unless another is named,
+    *spec_dirs* where its config has it look for CDI specs, *hook_dirs* where it looks for OCI
+    hooks. *problem* is why a file cannot be used. *generated* has the runtimes of a file that the
+    engine writes itself, *process* is its daemon.
     """
 
     name: str
@@ -61,7 +78,9 @@ class Engine:
     runtimes: dict[str, str] = field(default_factory=dict)
     default: str = ""
     spec_dirs: tuple[str, ...] = ()
+    hook_dirs: tuple[str, ...] = ()
     has_cdi: bool | None = None
+    has_systemd_cgroups: bool = False
     problem: str = ""
     generated: dict[str, str] = field(default_factory=dict)
     process: Process | None = None
@@ -69,28 +88,33 @@ class Engine:
 
 
 def installed_engines(machine: ExaminedMachine) -> list[Engine]:
-    """Return the engines that are installed. That of the docker snap is none, see `is_snap`."""
+    """Return every engine that is installed or configured, without docker's snap (`is_snap`)."""
     host = _host(machine)
-    found = []
-    for name in config_paths.present(host):
+    names = config_paths.installed(host)
+    names += [
+        name
+        for name, program in _PROGRAMS.items()
+        if name not in names and machine.find_program(program)
+    ]
+    engines = []
+    for name in names:
         try:
             place = config_paths.find(name, host, "gpuruntime")
         except ConfigError:
             # The snap, which cannot be configured.
             continue
-        engine = Engine(name, place.restart)
+        engine = Engine(name, place.restart, hook_dirs=_HOOK_DIRECTORIES.get(name, ()))
         engine.process = _daemon(machine, name)
         if place.family == "template":
             _template(machine, engine, place.config)
         else:
-            files = [place.config, *_drop_ins(machine, place)]
-            _load(machine, engine, files, _READERS[place.family])
-        found.append(engine)
-    return found + [_rootless(machine, process) for process in _rootless_daemons(machine)]
+            _load(machine, engine, _config_files(machine, engine, place), _READERS[place.family])
+        engines.append(engine)
+    return engines + [_rootless(machine, process) for process in _rootless_daemons(machine)]
 
 
 def is_snap(machine: ExaminedMachine) -> bool:
-    """Return whether docker is here from a snap alone."""
+    """Return whether docker is installed as a snap only."""
     try:
         config_paths.find("docker", _host(machine), "gpuruntime")
     except ConfigError:
@@ -98,31 +122,63 @@ def is_snap(machine: ExaminedMachine) -> bool:
     return False
 
 
+def is_ours(machine: ExaminedMachine, path: str) -> bool:
+    """Return whether the program *path* of an engine's config is our launcher."""
+    program = machine.find_program(path)
+    return bool(program) and machine.is_ours(program)
+
+
+def our_runtimes(machine: ExaminedMachine, engine: Engine) -> dict[str, str]:
+    """Return name → program of the runtimes of *engine* that are ours."""
+    runtimes = {**engine.generated, **engine.runtimes}
+    return {name: path for name, path in runtimes.items() if path and is_ours(machine, path)}
+
+
+def runtime_in_use(machine: ExaminedMachine) -> str:
+    """Return the path of our runtime that an engine runs, else that of PATH; "" for none."""
+    for engine in installed_engines(machine):
+        for path in our_runtimes(machine, engine).values():
+            return machine.find_program(path)
+    return machine.find_program(RUNTIME) or machine.beside(RUNTIME)
+
+
+def search_path(machine: ExaminedMachine) -> str:
+    """Return the PATH that our runtime gets from an engine, else that of this process."""
+    for engine in installed_engines(machine):
+        if engine.process and our_runtimes(machine, engine):
+            path = processes.environment(machine, engine.process).get("PATH")
+            if path:
+                return path
+    return machine.environ.get("PATH", "")
+
+
 def _host(machine: ExaminedMachine) -> config_paths.HostFacts:
     running = []
     exec_roots = _exec_roots(machine)
     for process in processes.running(machine, "dockerd", "containerd", "crio"):
         name = {"dockerd": "docker"}.get(process.name, process.name)
-        config = process.option("--config-file", "--config", "-c") or None
-        is_servant = config is not None and daemons.is_own_config(config, exec_roots)
-        if process.is_of_host and not process.uid and not is_servant:
+        config = _config_option(machine, process)
+        is_private = daemons.is_own_config(config, exec_roots)
+        if process.is_of_host and not process.uid and not is_private:
             program = machine.link(f"/proc/{process.pid}/exe") or process.words[0]
-            is_path = config is not None and config.startswith("/")
-            running.append(Daemon(name, program, config if is_path else None))
-    # As root: what is asked is which engines the host has, not which ours are.
+            running.append(Daemon(name, program, config or None))
+    # As root: the engines of the host are examined, not those of the user.
     return config_paths.HostFacts(machine.environ, 0, machine.exists, tuple(running))
 
 
+def _config_option(machine: ExaminedMachine, process: Process) -> str:
+    """Return the config file on the command line of *process*, "" for the usual one."""
+    return processes.path_option(machine, process, "--config-file", "--config", "-c")
+
+
 def _daemon(machine: ExaminedMachine, engine: str) -> Process | None:
-    found = [
-        process
-        for process in processes.running(machine, *DAEMONS.get(engine, ()))
-        if process.is_of_host and not process.uid
-    ]
-    # docker and k3s have a containerd of their own.
     exec_roots = _exec_roots(machine)
-    found = [p for p in found if not daemons.is_own_config(p.option("--config", "-c"), exec_roots)]
-    return found[0] if found else None
+    for process in processes.running(machine, *DAEMONS.get(engine, ())):
+        # docker and k3s have a containerd of their own.
+        is_private = daemons.is_own_config(_config_option(machine, process), exec_roots)
+        if process.is_of_host and not process.uid and not is_private:
+            return process
+    return None
 
 
 def _exec_roots(machine: ExaminedMachine) -> list[str]:
@@ -134,14 +190,23 @@ def _exec_roots(machine: ExaminedMachine) -> list[str]:
     return roots
 
 
-def _drop_ins(machine: ExaminedMachine, place: config_paths.EngineConfig) -> list[str]:
+def _config_files(
+    machine: ExaminedMachine, engine: Engine, place: config_paths.EngineConfig
+) -> list[str]:
+    """Return the config files that *engine* reads, in order: a later one wins."""
+    directory = posixpath.dirname(place.drop_in)
     if place.family == "podman":
-        return machine.glob(posixpath.dirname(place.drop_in), "*.conf")
+        return [podman.DEFAULTS, place.config, *machine.glob(directory, "*.conf")]
     if place.family == "crio":
-        return machine.glob(posixpath.dirname(place.drop_in), "*")
+        config = place.config
+        if engine.process:
+            config = _config_option(machine, engine.process) or config
+            option = processes.path_option(machine, engine.process, "--config-dir", "-d")
+            directory = option or directory
+        return [config, *machine.glob(directory, "*")]
     if place.family == "k0s":
-        return machine.glob(posixpath.dirname(place.drop_in), "*.toml")
-    return []
+        return [place.config, *machine.glob(directory, "*.toml")]
+    return [place.config]
 
 
 Reader = Callable[[Engine, Mapping[str, Any]], None]
@@ -160,19 +225,26 @@ def _load(machine: ExaminedMachine, engine: Engine, files: Sequence[str], reader
                 reader(engine, _parse(machine, included))
         except BadFileError as error:
             engine.problem = f'"{path}" {error.what}'
-    for word, option in (("--add-runtime", "path"), ("--default-runtime", "default")):
-        value = engine.process.option(word) if engine.process else ""
-        if value and option == "default":
-            engine.default = value
-        elif value:
-            name, _, program = value.partition("=")
-            engine.runtimes[name] = program
+    if engine.process:
+        _read_command_line(engine, engine.process)
+
+
+def _read_command_line(engine: Engine, process: Process) -> None:
+    """Enter what the daemon's command line says in addition to its config files."""
+    for value in process.options("--add-runtime"):
+        name, _, program = value.partition("=")
+        engine.runtimes[name] = program
+    engine.default = process.option("--default-runtime") or engine.default
+    engine.spec_dirs = tuple(process.options("--cdi-spec-dir")) or engine.spec_dirs
+    engine.hook_dirs = tuple(process.options("--hooks-dir")) or engine.hook_dirs
+    if _SYSTEMD_CGROUPS in process.options("--exec-opt"):
+        engine.has_systemd_cgroups = True
 
 
 def _parse(machine: ExaminedMachine, path: str) -> dict[str, Any]:
     text = machine.read(path)
     if text is None:
-        raise BadFileError("is no file that can be read", "correct it")
+        raise BadFileError("cannot be read", "correct it")
     if path.endswith(".json"):
         return document_edits.parse("json", text) if text.strip() else {}
     return document_edits.parse("toml", text)
@@ -192,16 +264,29 @@ def _docker(engine: Engine, document: Mapping[str, Any]) -> None:
             engine.runtimes[name] = str(item.get("path") or item.get("runtimeType") or "")
     engine.default = str(document.get(docker.DEFAULT) or engine.default)
     engine.spec_dirs = _texts(document.get("cdi-spec-dirs"))
+    engine.has_systemd_cgroups = _SYSTEMD_CGROUPS in _texts(document.get("exec-opts"))
     cdi = look_up(document, ("features", "cdi"))
     engine.has_cdi = cdi if isinstance(cdi, bool) else engine.has_cdi
 
 
 def _containerd(engine: Engine, document: Mapping[str, Any]) -> None:
+    """Read the CRI table of *document*, which replaces that of an earlier file as a whole."""
+    base = containerd_document.plugin_path(containerd_document.version_of(document))
+    if table_at(document, base):
+        engine.runtimes, engine.default, engine.spec_dirs = {}, "", ()
+        engine.has_cdi, engine.has_systemd_cgroups = None, False
+    _merged_containerd(engine, document)
+
+
+def _merged_containerd(engine: Engine, document: Mapping[str, Any]) -> None:
+    """Read the CRI table of *document*, which k0s merges with that of its own."""
     base = containerd_document.plugin_path(containerd_document.version_of(document))
     cri = table_at(document, base)
     for name, item in table_at(cri, ("containerd", "runtimes")).items():
         program = look_up(item, _RUNTIME_OF_CLASS) if isinstance(item, dict) else None
         engine.runtimes[name] = str(program or "")
+        if isinstance(item, dict) and look_up(item, ("options", "SystemdCgroup")) is True:
+            engine.has_systemd_cgroups = True
     engine.default = str(look_up(cri, ("containerd", "default_runtime_name")) or engine.default)
     engine.spec_dirs = _texts(cri.get("cdi_spec_dirs")) or engine.spec_dirs
     cdi = cri.get("enable_cdi")
@@ -216,6 +301,12 @@ def _crio(engine: Engine, document: Mapping[str, Any]) -> None:
     engine.spec_dirs = (
         _texts(look_up(document, (*crio.RUNTIME, "cdi_spec_dirs"))) or engine.spec_dirs
     )
+    directories = look_up(document, (*crio.RUNTIME, "hooks_dir"))
+    if isinstance(directories, list):
+        # The list of a later file replaces that of an earlier one.
+        engine.hook_dirs = _texts(directories)
+    manager = look_up(document, (*crio.RUNTIME, "cgroup_manager"))
+    engine.has_systemd_cgroups = manager == "systemd" if manager else engine.has_systemd_cgroups
     engine.has_cdi = True
 
 
@@ -224,7 +315,19 @@ def _podman(engine: Engine, document: Mapping[str, Any]) -> None:
         engine.runtimes[name] = str(item[0]) if isinstance(item, list) and item else ""
     engine.default = str(look_up(document, podman.RUNTIME) or engine.default)
     engine.spec_dirs = _texts(look_up(document, ("engine", "cdi_spec_dirs"))) or engine.spec_dirs
+    engine.hook_dirs = _appended(look_up(document, ("engine", "hooks_dir")), engine.hook_dirs)
+    manager = look_up(document, ("engine", "cgroup_manager"))
+    engine.has_systemd_cgroups = manager == "systemd" if manager else engine.has_systemd_cgroups
     engine.has_cdi = True
+
+
+def _appended(value: object, before: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the list *value* of containers.conf: it replaces *before*, unless it says append."""
+    if not isinstance(value, list):
+        return before
+    texts = tuple(item for item in value if isinstance(item, str))
+    appends = any(isinstance(item, dict) and item.get("append") is True for item in value)
+    return (*before, *texts) if appends else texts
 
 
 def _texts(value: object) -> tuple[str, ...]:
@@ -232,11 +335,12 @@ def _texts(value: object) -> tuple[str, ...]:
 
 
 def _template(machine: ExaminedMachine, engine: Engine, directory: str) -> None:
-    """Read the templates in *directory*, and what k3s or RKE2 has made of them at its start."""
+    """Read the templates in *directory*, and the config that k3s or RKE2 has made of them."""
     made = Engine(engine.name, engine.restart)
     _load(machine, made, [f"{directory}/config.toml"], _containerd)
     engine.generated, engine.default = made.runtimes, made.default
     engine.spec_dirs, engine.has_cdi, engine.problem = made.spec_dirs, made.has_cdi, made.problem
+    engine.has_systemd_cgroups = made.has_systemd_cgroups
     for name in rancher.NAMES:
         text = machine.read(f"{directory}/{name}")
         if text is not None:
@@ -250,7 +354,7 @@ def _rootless_daemons(machine: ExaminedMachine) -> list[Process]:
 
 def _rootless(machine: ExaminedMachine, process: Process) -> Engine:
     home = processes.home_of(machine, process.uid)
-    path = process.option("--config-file") or f"{home}/.config/docker/daemon.json"
+    path = _config_option(machine, process) or f"{home}/.config/docker/daemon.json"
     engine = Engine(
         f"docker of uid {process.uid}", "systemctl --user restart docker", process=process
     )
@@ -262,7 +366,7 @@ def _rootless(machine: ExaminedMachine, process: Process) -> Engine:
 _READERS: dict[str, Reader] = {
     "docker": _docker,
     "containerd": _containerd,
-    "k0s": _containerd,
+    "k0s": _merged_containerd,
     "crio": _crio,
     "podman": _podman,
 }

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host that is checked: this one, or a tree of files that stands for another. Reads only.
+"""The host that is examined: this one, or a tree of files of another one. Reads only.
 
-All checks read through this module, with the root of the tree as `/`, so that nothing of this
-machine is mistaken for a part of the other.
+All checks read through this module, with the root of the tree as `/`, so that no file of this
+machine is taken for one of the other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gpuruntime.system.paths import Root, list_names, reopen
 MAX_BYTES = 4 << 20
 MAX_NAMES = 100_000
 PROGRAM_TIMEOUT_S = 5.0
-# In our launcher, whatever its format is, and in no other program.
+# A text that every version of our launcher contains, and no other program.
 _OURS = b"gpuruntime-launcher "
 _MAX_PROGRAM_BYTES = 1 << 20
 _MAX_OUTPUT_BYTES = 64 << 10
@@ -37,10 +37,13 @@ _CHUNK_BYTES = 64 << 10
 
 
 class ExaminedMachine:
-    """The host whose `/` is the directory *root*; *is_live* if that is our own."""
+    """The host whose `/` is the directory *root*; *is_live* if it is this machine."""
 
     def __init__(self, root: str = "/", environ: Mapping[str, str] | None = None) -> None:
-        """Open *root*; raise ConfigError if it is no directory. *environ* is that of the host."""
+        """Open *root*; raise ConfigError if it is not a directory.
+
+        *environ* is the environment of the host, {} for a tree.
+        """
         self.root = os.path.realpath(root)
         try:
             self._root = Root(self.root)
@@ -53,11 +56,11 @@ class ExaminedMachine:
         self._config: Config | None = None
 
     def path(self, path: str) -> str:
-        """Return where *path* of the host is for us."""
+        """Return our path of the host's *path*."""
         return path if self.is_live else self.root + path
 
     def real(self, path: str) -> str:
-        """Return the path without links that *path* leads to, "" if to nothing."""
+        """Return the path without symlinks that *path* leads to, "" if it does not exist."""
         try:
             fd, real = self._root.resolve(path)
         except OSError:
@@ -66,12 +69,12 @@ class ExaminedMachine:
         return real
 
     def read(self, path: str, max_bytes: int = MAX_BYTES) -> str | None:
-        """Return the text of the file *path*, None if it cannot be had."""
+        """Return the text of the file *path*, None if it cannot be read."""
         data = self.read_bytes(path, max_bytes)
         return None if data is None else data.decode("utf-8", "replace")
 
     def read_bytes(self, path: str, max_bytes: int = MAX_BYTES) -> bytes | None:
-        """Return what the regular file *path* holds, None if it cannot be had or has more."""
+        """Return the bytes of the regular file *path*; None if that fails, or it is larger."""
         try:
             fd = self._root.open_path(path)
         except OSError:
@@ -84,7 +87,7 @@ class ExaminedMachine:
             os.close(fd)
 
     def open(self, path: str) -> BinaryIO | None:
-        """Return the regular file *path*, open for reading; None if it cannot be had."""
+        """Return the regular file *path*, open for reading; None if that fails."""
         try:
             fd = self._root.open_path(path)
         except OSError:
@@ -99,7 +102,7 @@ class ExaminedMachine:
             os.close(fd)
 
     def status(self, path: str) -> os.stat_result | None:
-        """Return the status of what *path* leads to, None if to nothing."""
+        """Return the status of *path*, symlinks followed; None if it does not exist."""
         try:
             fd = self._root.open_path(path)
         except OSError:
@@ -110,7 +113,7 @@ class ExaminedMachine:
             os.close(fd)
 
     def lstatus(self, path: str) -> os.stat_result | None:
-        """Return the status of *path* itself, None if there is nothing."""
+        """Return the status of *path*, symlinks not followed; None if it does not exist."""
         parent, name = posixpath.split(path)
         try:
             fd = self._root.open_path(parent)
@@ -124,7 +127,7 @@ class ExaminedMachine:
             os.close(fd)
 
     def link(self, path: str) -> str | None:
-        """Return the target of the link *path*, None if it is none."""
+        """Return the target of the symlink *path*, None if it is not one."""
         parent, name = posixpath.split(path)
         try:
             fd = self._root.open_path(parent)
@@ -151,36 +154,42 @@ class ExaminedMachine:
             os.close(fd)
 
     def glob(self, directory: str, pattern: str) -> list[str]:
-        """Return the paths in *directory* whose names fit *pattern*."""
-        found = fnmatch.filter(self.names(directory), pattern)
-        return [posixpath.join(directory, name) for name in found]
+        """Return the paths in *directory* whose names match *pattern*."""
+        names = fnmatch.filter(self.names(directory), pattern)
+        return [posixpath.join(directory, name) for name in names]
 
     def exists(self, path: str) -> bool:
-        """Return whether there is anything at *path*, a link to nothing included."""
+        """Return whether *path* exists; a dangling symlink does."""
         return self.lstatus(path) is not None
 
     def is_directory(self, path: str) -> bool:
         """Return whether *path* leads to a directory."""
-        found = self.status(path)
-        return found is not None and stat.S_ISDIR(found.st_mode)
+        status = self.status(path)
+        return status is not None and stat.S_ISDIR(status.st_mode)
 
     def is_program(self, path: str) -> bool:
-        """Return whether *path* leads to a file that may be executed."""
-        found = self.status(path)
-        return found is not None and stat.S_ISREG(found.st_mode) and bool(found.st_mode & 0o111)
+        """Return whether *path* leads to an executable file."""
+        status = self.status(path)
+        if status is None or not stat.S_ISREG(status.st_mode):
+            return False
+        return bool(status.st_mode & 0o111)
 
-    def find_program(self, name: str) -> str:
-        """Return the path of the program *name*, "" if there is none."""
+    def find_program(self, name: str, path: str | None = None) -> str:
+        """Return the path of the program *name*, "" if there is none.
+
+        *path* is the variable PATH of the process that starts it, by default that of the host.
+        """
         if "/" in name:
             return name if self.is_program(name) else ""
-        said = [item for item in self.environ.get("PATH", "").split(":") if item.startswith("/")]
-        for directory in dict.fromkeys([*said, *STANDARD_PATH]):
+        variable = self.environ.get("PATH", "") if path is None else path
+        directories = [item for item in variable.split(":") if item.startswith("/")]
+        for directory in dict.fromkeys([*directories, *STANDARD_PATH]):
             if self.is_program(f"{directory}/{name}"):
                 return f"{directory}/{name}"
         return ""
 
     def beside(self, name: str) -> str:
-        """Return the path of *name* where the program that runs now is installed, "" if none."""
+        """Return the path of *name* beside the running program, "" if it is not there."""
         if not self.is_live:
             return ""
         places = (os.path.dirname(os.path.realpath(sys.argv[0])), os.path.join(sys.prefix, "bin"))
@@ -188,14 +197,14 @@ class ExaminedMachine:
         return next((path for path in paths if self.is_program(path)), "")
 
     def is_ours(self, path: str) -> bool:
-        """Return whether the program *path* is our launcher, by whatever name."""
+        """Return whether the program *path* is our launcher, under any name."""
         data = self.read_bytes(path, _MAX_PROGRAM_BYTES)
         return data is not None and _OURS in data
 
     def output(self, *command: str) -> str:
-        """Return what *command* prints within a few seconds, "" if nothing; only of a live host.
+        """Return what *command* prints within a few seconds, "" for nothing and for a tree.
 
-        To be used for `--version` alone, which changes nothing.
+        Only for commands that change nothing, such as `--version`.
         """
         if not self.is_live:
             return ""
@@ -242,9 +251,9 @@ class ExaminedMachine:
 
 
 def _content(fd: int, max_bytes: int) -> bytes | None:
-    """Return what the regular file *fd* (O_PATH) holds, None if it is none, or has more.
+    """Return the bytes of the regular file *fd* (O_PATH); None if it is not one, or larger.
 
-    In pieces: files of /proc/sys refuse to fill a large buffer.
+    It is read in pieces: files of /proc/sys refuse to fill a large buffer.
     """
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         return None
@@ -262,13 +271,13 @@ def _content(fd: int, max_bytes: int) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class RootCandidate:
-    """A directory of a machine that can be a driver root."""
+    """A directory of a machine that may be a driver root."""
 
     machine: ExaminedMachine
     path: str
 
     def open(self) -> DriverRoot | None:
-        """Return it for discovery, None if it cannot be one."""
+        """Return it for discovery, None if it cannot be opened."""
         try:
             return DriverRoot(self.machine.path(self.path))
         except DiscoveryError:
@@ -276,6 +285,6 @@ class RootCandidate:
 
 
 def modified(machine: ExaminedMachine, paths: Sequence[str]) -> tuple[float, str]:
-    """Return when the newest of the files *paths* was last written, and its path; (0, "")."""
-    found = [(machine.status(path), path) for path in paths]
-    return max(((status.st_mtime, path) for status, path in found if status), default=(0.0, ""))
+    """Return when the newest of the files *paths* was written, and its path; (0, "") for none."""
+    entries = [(machine.status(path), path) for path in paths]
+    return max(((status.st_mtime, path) for status, path in entries if status), default=(0.0, ""))

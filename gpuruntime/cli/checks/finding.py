@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The result of a check: notes while it runs, one finding at the end; pure."""
+"""The result of a check: notes while it runs, one finding in the end; pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -14,22 +14,28 @@ OK: Status = "ok"
 WARN: Status = "warn"
 FAIL: Status = "fail"
 _RANK = {FAIL: 0, WARN: 1, OK: 2}
-# A finding is a line; with every file of a broken directory in it, nobody reads it.
+# SGR: red, yellow, green.
+_COLORS = {FAIL: "31", WARN: "33", OK: "32"}
+# A finding is one line; nobody reads one with every file of a broken directory.
 _MAX_NOTES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One thing that a check has seen. *action* is what to do about it, "" for nothing."""
+    """One observation of a check. *action* is what to do about it, "" for nothing.
+
+    A note with *is_context* is printed last, whatever the status of the others.
+    """
 
     status: Status
     what: str
     action: str = ""
+    is_context: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What the check *check* says in the end."""
+    """The result of the check *check*: its worst status, what was seen, and one action."""
 
     check: str
     status: Status
@@ -37,47 +43,77 @@ class Finding:
     action: str
 
     def without(self, root: str) -> Finding:
-        """Return this with paths as the host has them whose tree is at *root*."""
+        """Return this with the paths that the host has whose tree is at *root*."""
         if root == "/":
             return self
-        return replace(
-            self, what=self.what.replace(root, ""), action=self.action.replace(root, "")
-        )
+        return replace(self, what=_without(root, self.what), action=_without(root, self.action))
 
-    def line(self) -> str:
-        """Return this as one line."""
-        text = f"{self.status:<4}  {self.check:<14}  {escape(self.what)}"
+    def line(self, *, color: bool = False) -> str:
+        """Return this as one line, with its status in *color*."""
+        status = f"{self.status:<4}"
+        if color:
+            status = f"\x1b[{_COLORS[self.status]}m{status}\x1b[0m"
+        text = f"{status}  {self.check:<14}  {escape(self.what)}"
         return f"{text}; {escape(self.action)}" if self.action else text
 
 
+def _without(root: str, text: str) -> str:
+    return text.replace(f'"{root}"', '"/"').replace(root, "")
+
+
 def ok(what: str) -> Note:
-    """Return a note that something is as it should be."""
+    """Return a note about something that is in order."""
     return Note(OK, what)
 
 
 def warn(what: str, action: str) -> Note:
-    """Return a note about what may not be as it is meant."""
+    """Return a note about something that looks unintended, or fails for some containers."""
     return Note(WARN, what, action)
 
 
 def fail(what: str, action: str) -> Note:
-    """Return a note about what keeps containers from their GPUs."""
+    """Return a note about something that keeps containers from their GPUs."""
     return Note(FAIL, what, action)
 
 
+def context(what: str) -> Note:
+    """Return a note about what was checked, which is printed with every status."""
+    return Note(OK, what, is_context=True)
+
+
 def combine(check: str, notes: Iterable[Note]) -> Finding:
-    """Return the finding of *notes*: the worst first, and what to do about the first of them."""
-    ordered = sorted(notes, key=lambda note: _RANK[note.status])
-    if not ordered:
-        return Finding(check, OK, "nothing to say", "")
-    worst = ordered[0]
-    told = [note for note in ordered if note.status != OK] or ordered
-    text = "; ".join(note.what for note in told[:_MAX_NOTES])
-    if len(told) > _MAX_NOTES:
-        text += f"; and {len(told) - _MAX_NOTES} more"
-    return Finding(check, worst.status, text, worst.action)
+    """Return the finding of *notes*: the worst first, with the action of the first."""
+    notes = list(notes)
+    ordered = sorted(
+        (note for note in notes if not note.is_context), key=lambda note: _RANK[note.status]
+    )
+    worst = ordered[0] if ordered else Note(OK, "nothing to report")
+    shown = [note for note in ordered if note.status != OK] or ordered or [worst]
+    parts = [note.what for note in shown[:_MAX_NOTES]]
+    if len(shown) > _MAX_NOTES:
+        parts.append(f"and {len(shown) - _MAX_NOTES} more")
+    parts += [note.what for note in notes if note.is_context]
+    return Finding(check, worst.status, "; ".join(parts), worst.action)
+
+
+def by_severity(findings: Iterable[Finding]) -> list[Finding]:
+    """Return *findings* with failures first, then warnings; else in their order."""
+    return sorted(findings, key=lambda finding: _RANK[finding.status])
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """Return one line that counts *findings* by status."""
+    count = {status: sum(item.status == status for item in findings) for status in _RANK}
+    return (
+        f"{_plural(len(findings), 'check')}: {count[FAIL]} failed, "
+        f"{_plural(count[WARN], 'warning')}, {count[OK]} ok"
+    )
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def exit_status(findings: Iterable[Finding]) -> int:
-    """Return 0 if all is well, 1 if there are warnings at most, 2 if something fails."""
+    """Return 0 if every check is ok, 1 if there are only warnings, 2 if a check failed."""
     return 2 - min((_RANK[finding.status] for finding in findings), default=2)

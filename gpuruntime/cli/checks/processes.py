@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from gpuruntime.cli.checks.examined_machine import ExaminedMachine
 
-_STARTED_AT = 19  # of /proc/PID/stat, behind the name: field 22
-_TICKS_A_SECOND = 100  # USER_HZ, the same on every architecture that Linux has containers for
+_STARTED_AT = 19  # field 22 of /proc/PID/stat, counted from the one after the name
+_TICKS_A_SECOND = 100  # USER_HZ
 _MAX_CMDLINE_BYTES = 1 << 16
 _UID = re.compile(r"^Uid:\s+(\d+)", re.MULTILINE)
 
@@ -21,7 +21,7 @@ _UID = re.compile(r"^Uid:\s+(\d+)", re.MULTILINE)
 class Process:
     """A process: *name* is what the kernel calls it, *started* the time in seconds since 1970.
 
-    *is_of_host*: it sees the files that we see.
+    With *is_of_host* it sees the same files as this process.
     """
 
     pid: int
@@ -31,23 +31,42 @@ class Process:
     started: float
     is_of_host: bool
 
-    def option(self, *names: str) -> str:
-        """Return the value of the first of the options *names* on its command line, "" if none."""
+    def options(self, *names: str) -> list[str]:
+        """Return the values of each of the options *names* on its command line, in order."""
+        values = []
         for index, word in enumerate(self.words):
             option, equals, value = word.partition("=")
             if option in names:
-                rest = self.words[index + 1 : index + 2]
-                return value if equals else "".join(rest)
-        return ""
+                values.append(value if equals else "".join(self.words[index + 1 : index + 2]))
+        return values
+
+    def option(self, *names: str) -> str:
+        """Return the value of the last of the options *names* on its command line, "" if none."""
+        return next(reversed(self.options(*names)), "")
+
+
+def path_option(machine: ExaminedMachine, process: Process, *names: str) -> str:
+    """Return the absolute path that an option of *process* names, "" if none does."""
+    path = process.option(*names)
+    if not path or path.startswith("/"):
+        return path
+    directory = machine.link(f"/proc/{process.pid}/cwd") or "/"
+    return posixpath.normpath(posixpath.join(directory, path))
+
+
+def environment(machine: ExaminedMachine, process: Process) -> dict[str, str]:
+    """Return the environment that *process* was started with; {} if it cannot be read."""
+    text = machine.read(f"/proc/{process.pid}/environ") or ""
+    return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
 
 
 def running(machine: ExaminedMachine, *names: str) -> list[Process]:
-    """Return the processes that the kernel, or the first word of their command, calls so."""
+    """Return the processes with one of *names*: the kernel's, or that of their first word."""
     return [process for process in _all(machine) if process.name in names]
 
 
 def _all(machine: ExaminedMachine) -> Iterator[Process]:
-    ours = machine.link("/proc/self/ns/mnt")
+    own_namespace = machine.link("/proc/self/ns/mnt")
     boot = _boot_time(machine)
     for entry in machine.names("/proc"):
         if not entry.isdigit():
@@ -67,29 +86,29 @@ def _all(machine: ExaminedMachine) -> Iterator[Process]:
             tuple(words),
             int(uid[1]) if uid else 0,
             boot + int(fields[_STARTED_AT]) / _TICKS_A_SECOND,
-            machine.link(f"{directory}/ns/mnt") == ours,
+            machine.link(f"{directory}/ns/mnt") == own_namespace,
         )
 
 
 def _boot_time(machine: ExaminedMachine) -> float:
-    """Return when the host started: exactly for this one, to the second for another."""
+    """Return when the host booted; for another host than this one, to the second."""
     if machine.is_live:
         return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    found = re.search(r"^btime (\d+)", machine.read("/proc/stat") or "", re.MULTILINE)
-    return float(found[1]) if found else 0.0
+    match = re.search(r"^btime (\d+)", machine.read("/proc/stat") or "", re.MULTILINE)
+    return float(match[1]) if match else 0.0
 
 
 def open_files(machine: ExaminedMachine, process: Process) -> int | None:
-    """Return how many files *process* may open, None if that cannot be told."""
+    """Return how many files *process* may open, None if unknown."""
     limits = machine.read(f"/proc/{process.pid}/limits") or ""
-    found = re.search(r"^Max open files\s+(\S+)", limits, re.MULTILINE)
-    if not found:
+    match = re.search(r"^Max open files\s+(\S+)", limits, re.MULTILINE)
+    if not match:
         return None
-    return int(found[1]) if found[1].isdigit() else 1 << 63
+    return int(match[1]) if match[1].isdigit() else 1 << 63
 
 
 def is_held(machine: ExaminedMachine, path: str) -> bool:
-    """Return whether some process listens on the socket *path*."""
+    """Return whether a process listens on the socket *path*."""
     names = {path, posixpath.normpath(machine.real(path) or path)}
     if path.startswith("/run/"):
         names.add(f"/var{path}")
@@ -98,7 +117,7 @@ def is_held(machine: ExaminedMachine, path: str) -> bool:
 
 
 def home_of(machine: ExaminedMachine, uid: int) -> str:
-    """Return the home of the user *uid*, "" if unknown."""
+    """Return the home directory of the user *uid*, "" if unknown."""
     for line in (machine.read("/etc/passwd") or "").splitlines():
         fields = line.split(":")
         if len(fields) >= 6 and fields[2] == str(uid):

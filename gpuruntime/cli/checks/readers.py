@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engines are installed, in which version, and which CDI specs they read.
+"""Which engines are installed, in which version, and which CDI versions they support.
 
-The version comes from the package manager's own files, or from the engine's program itself.
+The version comes from the engine's program, else from the files of the package manager.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from gpuruntime.cli.checks import processes
 from gpuruntime.cli.checks.examined_machine import ExaminedMachine
 
 Version = tuple[int, ...]
-# Program, names of packages, and from which release on it reads which version of specs; () is
-# what its releases before that read: none. From the module files of the releases.
+# Program, names of packages, and from which release on it supports which version of CDI specs;
+# earlier releases support none. From the module files of the releases.
 _NEVER: Version = ()
 _ENGINES: dict[str, tuple[str, tuple[str, ...], tuple[tuple[Version, Version], ...]]] = {
     "podman": (
@@ -71,22 +72,22 @@ _NUMBER = re.compile(r"(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?")
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """An engine: its *version* as text and *newest*, the CDI that it reads; () for none."""
+    """An engine: its *version* as text; *newest* is the CDI version it supports, () for none."""
 
     name: str
     version: str
     newest: Version
 
     def reads(self, cdi_version: str) -> bool:
-        """Return whether it reads a spec that says *cdi_version* of itself."""
+        """Return whether it supports specs of *cdi_version*."""
         return bool(self.newest) and _parse(cdi_version.removeprefix("v")) <= self.newest
 
 
 def installed(machine: ExaminedMachine) -> Iterator[Reader]:
-    """Give the engines that are installed, and whose version can be told."""
+    """Yield the installed engines whose version is known."""
     packages = dict(_packages(machine))
     for name, (program, names, table) in _ENGINES.items():
-        version = _of_program(machine, program)
+        version = _of_program(machine, _running(machine, program) or program)
         if not version:
             version = next((packages[item] for item in names if item in packages), "")
         number = _parse(version)
@@ -95,27 +96,37 @@ def installed(machine: ExaminedMachine) -> Iterator[Reader]:
             yield Reader(name, version, fitting[-1] if fitting else _NEVER)
 
 
+def _running(machine: ExaminedMachine, name: str) -> str:
+    """Return the program of the daemon *name* that runs, "" if none does."""
+    for process in processes.running(machine, name):
+        program = machine.link(f"/proc/{process.pid}/exe") or ""
+        # That of an upgraded daemon ends in " (deleted)".
+        if process.is_of_host and not process.uid and machine.is_program(program):
+            return program
+    return ""
+
+
 def packages_of(machine: ExaminedMachine, names: tuple[str, ...]) -> dict[str, str]:
     """Return the versions of those packages *names* that are installed."""
     return {name: version for name, version in _packages(machine) if name in names}
 
 
 def _of_program(machine: ExaminedMachine, program: str) -> str:
-    """Return the version that *program* says, "" if it is not there or says none."""
+    """Return the version that *program* prints, "" if it does not exist or prints none."""
     path = machine.find_program(program)
     if not path:
         return ""
-    found = _NUMBER.search(machine.output(path, "--version"))
-    return found[0] if found else ""
+    match = _NUMBER.search(machine.output(path, "--version"))
+    return match[0] if match else ""
 
 
 def _parse(text: str) -> Version:
-    found = _NUMBER.search(text)
-    return tuple(int(part) for part in found.groups() if part) if found else ()
+    match = _NUMBER.search(text)
+    return tuple(int(part) for part in match.groups() if part) if match else ()
 
 
 def _packages(machine: ExaminedMachine) -> Iterator[tuple[str, str]]:
-    """Give name and version of each package of dpkg, apk and pacman, without their epochs."""
+    """Yield name and version, without epoch, of each package of dpkg, apk and pacman."""
     text = machine.read("/var/lib/dpkg/status", 64 << 20) or ""
     for paragraph in text.split("\n\n"):
         fields = dict(re.findall(r"^(Package|Status|Version): (.*)$", paragraph, re.MULTILINE))
@@ -127,9 +138,9 @@ def _packages(machine: ExaminedMachine) -> Iterator[tuple[str, str]]:
         if {"P", "V"} <= fields.keys():
             yield fields["P"], _upstream(fields["V"])
     for name in machine.names("/var/lib/pacman/local"):
-        found = re.fullmatch(r"(.+)-([^-]+)-[^-]+", name)
-        if found:
-            yield found[1], _upstream(found[2])
+        match = re.fullmatch(r"(.+)-([^-]+)-[^-]+", name)
+        if match:
+            yield match[1], _upstream(match[2])
 
 
 def _upstream(version: str) -> str:

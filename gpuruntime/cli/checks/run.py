@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run each check in a process of its own, so that it cannot break or delay the others."""
+"""Run each check in its own process, so that it cannot break or delay the others."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
 
-from gpuruntime import child_process
+from gpuruntime import child_process, remedies
 from gpuruntime.cli.checks.examined_machine import ExaminedMachine
 from gpuruntime.cli.checks.finding import FAIL, Finding, Note, combine
 from gpuruntime.errors import GpuRuntimeError, bug
 
 Check = Callable[[ExaminedMachine], Iterable[Note]]
 _ANSWER_BYTES = 8 << 20
+_REPORT = "report this line as a bug"
 
 
 def run(checks: Mapping[str, Check], machine: ExaminedMachine, deadline_s: float) -> list[Finding]:
-    """Return what *checks* find on *machine*, in their order; each has *deadline_s* in all.
+    """Return the findings of *checks* on *machine*, in their order, after *deadline_s* at most.
 
-    A check that raises, dies or hangs is a failure of its own name. To be called where there is
-    one thread.
+    A check that raises, dies or hangs has failed; the others go on. The caller has one thread.
     """
-    # Ignored, it would have the kernel wait for our children.
+    # If the signal were ignored, the kernel would reap our children.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # A check may start programs, which end with it.
+    # Programs that a check starts are ended with it.
     children = [_start(name, check, machine) for name, check in checks.items()]
     outcomes = child_process.finish(children, deadline_s, _ANSWER_BYTES)
     return [_finding(name, outcome, deadline_s) for name, outcome in zip(checks, outcomes)]
@@ -36,7 +36,7 @@ def _start(name: str, check: Check, machine: ExaminedMachine) -> child_process.C
 
 
 def _answer(name: str, check: Check, machine: ExaminedMachine, fd: int) -> int:
-    """Be the child: write the finding, and return the exit status."""
+    """Write the finding to *fd*, in the child; return the exit status."""
     result = _examine(name, check, machine)
     data = json.dumps([result.status, result.what, result.action]).encode()
     while data:
@@ -49,21 +49,21 @@ def _examine(name: str, check: Check, machine: ExaminedMachine) -> Finding:
         return combine(name, check(machine)).without(machine.root)
     except GpuRuntimeError as error:
         return Finding(name, FAIL, error.message, error.hint or "").without(machine.root)
-    except Exception as error:  # noqa: BLE001 (of one check: the others go on)
-        return Finding(name, FAIL, bug(error).message, "report it with this line")
+    except Exception as error:  # noqa: BLE001 (a bug in one check does not end the others)
+        return Finding(name, FAIL, bug(error).message, _REPORT)
 
 
 def _finding(name: str, outcome: child_process.Outcome, deadline_s: float) -> Finding:
-    """Return the finding that a check with *outcome* wrote."""
+    """Return the finding of the check *name*, whose child ended with *outcome*."""
     if outcome.how == child_process.LATE:
         return Finding(
             name,
             FAIL,
-            f"no answer in {deadline_s:g} s: something of the host hangs",
-            'look for hung tasks, NVRM and Xid lines in "dmesg"',
+            f"no result in {deadline_s:g} s: a part of the host hangs",
+            remedies.CHECK_LOG,
         )
     try:
         status, what, action = json.loads(outcome.output)
     except ValueError:
-        return Finding(name, FAIL, "the check has died", "report it, with this line")
+        return Finding(name, FAIL, "the process of this check has died", _REPORT)
     return Finding(name, status, what, action)

@@ -15,17 +15,17 @@ from gpuruntime.cli.checks.finding import Note, ok, warn
 _SELINUX = "/sys/fs/selinux"
 _BOOLEAN = "container_use_devices"
 _SOURCES = "/etc/apt/sources.list.d"
-_MPS = ("/run/nvidia/mps", "/tmp/nvidia-mps")  # noqa: S108 (where MPS has its pipes by default)
+_MPS = ("/run/nvidia/mps", "/tmp/nvidia-mps")  # noqa: S108 (the default directory of MPS)
 _EXPORTER_FLAG = "--kubernetes-virtual-gpus"
 _EXPORTER_VARIABLE = "KUBERNETES_VIRTUAL_GPUS"
 _DEB = re.compile(r"^\s*deb(?:-src)?\s+(?:\[([^\]]*)\]\s+)?(\S+)\s+(\S+)", re.MULTILINE)
 
 
 def selinux(machine: ExaminedMachine) -> Iterator[Note]:
-    """See whether SELinux lets containers use devices."""
+    """Check whether SELinux lets containers use devices."""
     enforcing = (machine.read(f"{_SELINUX}/enforce") or "").strip()
     if not enforcing:
-        yield ok("not in use")
+        yield ok("SELinux is not in use")
         return
     value = (machine.read(f"{_SELINUX}/booleans/{_BOOLEAN}") or "").split()
     if enforcing != "1":
@@ -34,19 +34,19 @@ def selinux(machine: ExaminedMachine) -> Iterator[Note]:
         yield ok(f"enforcing, and {_BOOLEAN} is on")
     elif value:
         yield warn(
-            f"enforcing, and {_BOOLEAN} is off: confined containers may not open the nodes",
+            f"enforcing, and {_BOOLEAN} is off: confined containers may not open device nodes",
             f'run "setsebool -P {_BOOLEAN} on"',
         )
     else:
         yield warn(
-            f"enforcing, and its policy has no {_BOOLEAN}: confined containers may not open the "
-            "nodes",
+            f"enforcing, and its policy has no {_BOOLEAN}: confined containers may not open "
+            "device nodes",
             "install container-selinux",
         )
 
 
 def sharing(machine: ExaminedMachine) -> Iterator[Note]:
-    """See how containers share GPUs: by MIG, by MPS, or each with all of the memory."""
+    """Report how containers share GPUs: by MIG, by MPS, or each with all of the memory."""
     daemons = processes.running(machine, "nvidia-cuda-mps-control")
     for directory in _MPS:
         status = machine.status(directory)
@@ -54,12 +54,12 @@ def sharing(machine: ExaminedMachine) -> Iterator[Note]:
             continue
         if not daemons:
             yield warn(
-                f'"{directory}" is there, and no nvidia-cuda-mps-control runs: programs that wait '
-                "for MPS wait for ever",
-                "start the daemon on the host, or remove the directory",
+                f'"{directory}" exists, and no nvidia-cuda-mps-control runs: programs that use '
+                "MPS wait for it forever",
+                'run "nvidia-cuda-mps-control -d"',
             )
         else:
-            yield ok(f'MPS has its pipes in "{directory}": it can limit memory for each client')
+            yield ok(f'MPS uses "{directory}", and can limit the memory of each client')
         return
     instances = [
         name
@@ -67,13 +67,13 @@ def sharing(machine: ExaminedMachine) -> Iterator[Note]:
         if name.startswith("gpu")
     ]
     if instances:
-        yield ok("by MIG: each device has memory of its own")
+        yield ok("by MIG: each MIG device has its own memory")
     else:
         yield ok("no MIG device and no MPS: containers with the same GPU share all of its memory")
 
 
 def metrics(machine: ExaminedMachine) -> Iterator[Note]:
-    """See whether metrics of shared GPUs can be told apart by pod."""
+    """Check whether dcgm-exporter can tell apart pods that share a GPU."""
     exporters = processes.running(machine, "dcgm-exporter")
     if not exporters:
         yield ok("no dcgm-exporter runs")
@@ -86,17 +86,17 @@ def metrics(machine: ExaminedMachine) -> Iterator[Note]:
             for entry in text.split("\0")
         )
         if is_set or any(word.startswith(_EXPORTER_FLAG) for word in exporter.words):
-            yield ok("dcgm-exporter tells pods apart that share a GPU")
+            yield ok("dcgm-exporter can tell apart pods that share a GPU")
         else:
             yield warn(
-                "dcgm-exporter runs without its virtual GPUs: pods that share a GPU are not told "
-                "apart",
+                "dcgm-exporter runs without virtual GPUs: its metrics do not tell apart pods that "
+                "share a GPU",
                 f'start it with "{_EXPORTER_FLAG}"',
             )
 
 
 def packages(machine: ExaminedMachine) -> Iterator[Note]:
-    """See whether two sources of packages are in conflict, so that nothing can be updated."""
+    """Check whether two package sources are in conflict, so that apt refuses both."""
     seen: dict[tuple[str, str], tuple[str, str]] = {}
     count = 0
     for path in machine.glob(_SOURCES, "*.list"):
@@ -104,13 +104,14 @@ def packages(machine: ExaminedMachine) -> Iterator[Note]:
             continue
         for options, address, suite in _DEB.findall(machine.read(path) or ""):
             count += 1
-            found = re.search(r"signed-by=(\S+)", options)
-            key = found[1] if found else ""
-            other, known = seen.setdefault((address.rstrip("/"), suite), (path, key))
-            if known != key:
+            match = re.search(r"signed-by=(\S+)", options)
+            key = match[1] if match else ""
+            first, first_key = seen.setdefault((address.rstrip("/"), suite), (path, key))
+            if first_key != key:
+                is_first_usable = not first_key or machine.exists(first_key)
                 yield warn(
-                    f'"{other}" and "{path}" have the same source with different keys: apt '
+                    f'"{first}" and "{path}" have the same source with different keys: apt '
                     "refuses both",
-                    f'remove "{other}" or "{path}"',
+                    f'remove "{path if is_first_usable else first}"',
                 )
-    yield ok(f"{count} source(s) of NVIDIA's packages" if count else "no source of NVIDIA's here")
+    yield ok(f"{count} source(s) of NVIDIA packages" if count else "no source of NVIDIA packages")

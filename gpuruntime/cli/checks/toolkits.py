@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of toolkits: is another one installed, which one is called, and is ours complete."""
+"""Checks of toolkits: whether another one is installed, and whether ours is complete."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import sys
 from collections.abc import Iterator
 
 from gpuruntime import config as settings
-from gpuruntime.cli.checks import engine_files, readers
+from gpuruntime import remedies
+from gpuruntime.cli.checks import engine_files, processes, readers
+from gpuruntime.cli.checks.engine_files import Engine
 from gpuruntime.cli.checks.examined_machine import ExaminedMachine
 from gpuruntime.cli.checks.finding import Note, fail, ok, warn
 from gpuruntime.configfile import check
@@ -20,7 +22,6 @@ from gpuruntime.snapshots.inventory_snapshot import SNAPSHOT, InventorySnapshot
 from gpuruntime.snapshots.storage import RUN_DIRECTORY
 from gpuruntime.trusted_files import may_trust
 
-RUNTIME = "gpu-container-runtime"
 _INCUMBENT = "nvidia-container-runtime"
 _PACKAGES = (
     "nvidia-container-toolkit",
@@ -28,15 +29,16 @@ _PACKAGES = (
     "nvidia-docker2",
     "nvidia-container-runtime",
 )
-# Releases that break containers by themselves, and how.
+# Releases with a fault that breaks containers.
 _BROKEN = {
     "1.14.0": "reads the wrong config file",
-    "1.17.0": "fails where an image has a link of its own at the place of one of its links",
+    "1.17.0": "fails if an image already has a symlink that it creates",
 }
 _LDCONFIG = "nvidia-container-cli.ldconfig"
 _NO_CGROUPS = "nvidia-container-cli.no-cgroups"
+_OURS, _THEIRS = "ours", "incumbent"
 _INCUMBENT_CONFIG = "/etc/nvidia-container-runtime/config.toml"
-# One of each room of the start path, below the package's directory.
+# One module of each package of the start path, below the package's directory.
 START_MODULES = (
     *("config", "oci/bundle", "plan/injection", "request/parse", "shim/main"),
     "snapshots/inventory_snapshot",
@@ -47,12 +49,13 @@ _PYTHON = re.compile(rb"/[\x21-\x7e]{1,200}/python3[0-9.]*(?=\0)")
 def config(machine: ExaminedMachine) -> Iterator[Note]:
     """Check the config.toml in force, as `config check` does."""
     path = machine.config_path()
+    yield from _other_configs(machine, path)
     if not path:
-        yield ok("none, so the defaults")
+        yield ok("no config.toml: the defaults are in force")
         return
     text = machine.read(path)
     if text is None:
-        yield fail(f'"{path}" cannot be read', "put a config file there, or remove it")
+        yield fail(f'"{path}" cannot be read', "replace it by a config file")
         return
     try:
         _, findings = check.examine(files.parse(text, path))
@@ -65,30 +68,54 @@ def config(machine: ExaminedMachine) -> Iterator[Note]:
             yield fail(what, finding.hint)
         elif finding.severity == "warning":
             yield warn(what, finding.hint or "correct it")
-    yield ok(f'"{path}"')
+    hidden = [
+        other
+        for other in settings.search_path(machine.environ)
+        if other != path and machine.exists(other)
+    ]
+    yield ok(f'"{path}"' + (f', which hides "{hidden[0]}"' if hidden else ""))
+
+
+def _other_configs(machine: ExaminedMachine, path: str) -> Iterator[Note]:
+    """Warn if the environment of an engine has our runtime read another config than *path*."""
+    for engine in engine_files.installed_engines(machine):
+        if not (engine.process and engine_files.our_runtimes(machine, engine)):
+            continue
+        environ = processes.environment(machine, engine.process)
+        read = next((p for p in settings.search_path(environ) if machine.exists(p)), "")
+        if environ and read != path:
+            config_in_use = f'the config "{read}"' if read else "the default config"
+            yield warn(
+                f"the environment of {engine.process.name} has containers use {config_in_use}, "
+                f'not "{path}" as this shell does',
+                f'restart it with the environment variable GPURUNTIME_CONFIG="{path}"'
+                if path
+                else f'set GPURUNTIME_CONFIG="{read}" in this shell',
+            )
 
 
 def ldconfig(machine: ExaminedMachine) -> Iterator[Note]:
-    """See whether the ldconfig that config.toml names is there."""
-    value = machine.config[_LDCONFIG]
+    """Check whether the ldconfig that config.toml names exists, where it is used."""
+    mode, value = machine.config["ldconfig-mode"], machine.config[_LDCONFIG]
     path = value.removeprefix("@")
-    if value == settings.DEFAULTS[_LDCONFIG]:
-        yield ok("the host's own is found by itself")
+    if mode != "host":
+        yield ok(f'none is run: "ldconfig-mode" is "{mode}"')
     elif value.startswith("@") and not machine.is_program(path):
         others = [
             item for item in ("/sbin/ldconfig.real", "/sbin/ldconfig") if machine.is_program(item)
         ]
-        there = f'; there is "{others[0]}"' if others else ""
         yield fail(
-            f'config.toml names "{path}" as {_LDCONFIG}, which is no program here{there}',
-            f'take "{_LDCONFIG}" out of config.toml: the right one is found by itself',
+            f'"{path}", the ldconfig that config.toml names, is not a program here',
+            f'set "{_LDCONFIG}" to "@{others[0]}" in config.toml'
+            if others
+            else 'set "ldconfig-mode" to "merge" in config.toml',
         )
     else:
         yield ok(f'"{value}"')
 
 
 def toolkits(machine: ExaminedMachine) -> Iterator[Note]:
-    """See whether there is another toolkit, whether it is a broken one, and who is called."""
+    """Check whether another toolkit is installed, and which one the engines use."""
     packages = readers.packages_of(machine, _PACKAGES)
     programs = [
         path
@@ -100,7 +127,7 @@ def toolkits(machine: ExaminedMachine) -> Iterator[Note]:
         if release and release[0] in _BROKEN:
             yield fail(
                 f"{name} {version} is installed, which {_BROKEN[release[0]]}",
-                "update it, or remove it",
+                "update it",
             )
     if not (packages or programs):
         yield ok("no other toolkit is installed")
@@ -109,79 +136,89 @@ def toolkits(machine: ExaminedMachine) -> Iterator[Note]:
     if machine.config[_NO_CGROUPS]:
         yield warn(
             f'"{_NO_CGROUPS}" is set, which takes the GPUs from rootful containers of {name}; '
-            "we need it for none",
+            "our runtime does not need it",
             f'run "gpuruntime config --set {_NO_CGROUPS}=false --in-place"',
         )
-    ours = machine.find_program(RUNTIME) or machine.beside(RUNTIME)
-    both = [
-        engine.name
-        for engine in engine_files.installed_engines(machine)
-        if len({_kind(machine, path) for path in engine.runtimes.values()} - {""}) > 1
-    ]
-    if both:
+    engines = engine_files.installed_engines(machine)
+    for engine in engines:
+        kinds = {_kind(machine, path): name for name, path in engine.runtimes.items()}
+        if {_OURS, _THEIRS} <= kinds.keys():
+            yield warn(
+                f"{engine.name} knows the runtimes of two toolkits, {name} and ours: a container "
+                "gets its GPUs from the one whose name it is started with",
+                f'remove the runtime "{kinds[_THEIRS]}" from the config of {engine.name}',
+            )
+            return
+    docker = next((engine for engine in engines if engine.name == "docker"), None)
+    hook = _hook_of_docker(machine, docker) if docker else ""
+    if hook and not machine.is_ours(hook) and engine_files.runtime_in_use(machine):
         yield warn(
-            f"{both[0]} knows the runtimes of two toolkits, {name} and ours: which of them gives "
-            "a container its GPUs depends on the name it is started with",
-            "take one of them out of the engine's config",
+            f'two toolkits are installed, {name} and ours: "docker run --gpus" runs "{hook}" of '
+            "the other one",
+            f"remove {name}",
         )
-    elif ours:
-        yield warn(
-            f"two toolkits are installed, {name} and ours: docker's --gpus goes to the one whose "
-            "hook it finds first",
-            "remove the one that is not to be used",
-        )
+    elif engine_files.runtime_in_use(machine):
+        yield ok(f"{name} is installed beside ours, and no engine uses both")
     else:
         yield ok(f"{name} is installed, and our runtime is not")
 
 
+def _hook_of_docker(machine: ExaminedMachine, docker: Engine) -> str:
+    """Return the program that `docker run --gpus` runs: the first of that name on its PATH."""
+    environ = processes.environment(machine, docker.process) if docker.process else {}
+    return machine.find_program(f"{_INCUMBENT}-hook", environ.get("PATH"))
+
+
 def _kind(machine: ExaminedMachine, path: str) -> str:
-    found = machine.find_program(path) if path else ""
-    if not found:
+    """Return whose the runtime *path* of an engine's config is, "" for a low-level runtime."""
+    program = machine.find_program(path) if path else ""
+    if not program:
         return ""
-    if machine.is_ours(found):
-        return "ours"
-    return "incumbent" if os.path.basename(path).startswith(_INCUMBENT) else ""
+    if machine.is_ours(program):
+        return _OURS
+    return _THEIRS if os.path.basename(path).startswith(_INCUMBENT) else ""
 
 
 def loop(machine: ExaminedMachine) -> Iterator[Note]:
-    """See whether the low-level runtime is one, and not we ourselves."""
+    """Check whether a low-level runtime exists that is not our own runtime."""
     skipped = []
+    path_variable = engine_files.search_path(machine)
     for candidate in machine.config.runtimes:
-        path = machine.find_program(candidate)
+        path = machine.find_program(candidate, path_variable)
         if not path:
             continue
         if machine.is_ours(path):
             skipped.append(path)
         elif os.path.basename(path).startswith(_INCUMBENT):
             yield fail(
-                f'"{path}", the low-level runtime, is another toolkit\'s front to one: it would '
-                "inject once more",
-                'name runc or crun in "nvidia-container-runtime.runtimes" of config.toml',
+                f'the low-level runtime "{path}" is that of another toolkit, which would inject '
+                "GPUs once more",
+                'set "nvidia-container-runtime.runtimes" in config.toml to ["runc", "crun"]',
             )
             return
         else:
             if skipped:
                 yield warn(
-                    f'the low-level runtime "{skipped[0]}" is our own: it is passed over for '
-                    f'"{path}"',
-                    'take it out of "nvidia-container-runtime.runtimes" of config.toml',
+                    f'"{skipped[0]}" in "nvidia-container-runtime.runtimes" is our own runtime: '
+                    f'it is skipped, and "{path}" is used',
+                    'remove it from "nvidia-container-runtime.runtimes" in config.toml',
                 )
             yield ok(f'"{path}"')
             return
     names = ", ".join(machine.config.runtimes)
     what = (
-        f'the low-level runtime "{skipped[0]}" is our own, and there is no other'
+        f'the only low-level runtime, "{skipped[0]}", is our own runtime'
         if skipped
-        else f"no low-level runtime found, looked for {names}"
+        else f"no low-level runtime is installed: none of {names}"
     )
-    yield fail(what, 'install runc, or name one in "nvidia-container-runtime.runtimes"')
+    yield fail(what, "install runc")
 
 
 def namespace(machine: ExaminedMachine) -> Iterator[Note]:
-    """See whether the host is itself a container of somebody, which limits what can be done."""
+    """Check whether the host is in a user namespace, where no device node can be created."""
     fields = (machine.read("/proc/self/uid_map") or "").split()
-    if fields[:3] == ["0", "0", "4294967295"] or not fields:
-        yield ok("the host's own: devices are granted by rules of each container")
+    if not remedies.in_user_namespace(machine):
+        yield ok("the initial one: device nodes can be created")
         return
     text = machine.read(_INCUMBENT_CONFIG) or ""
     sets = re.search(r"^\s*no-cgroups\s*=\s*true", text, re.MULTILINE)
@@ -193,30 +230,30 @@ def namespace(machine: ExaminedMachine) -> Iterator[Note]:
             "start containers with our runtime, which needs no such right",
         )
     else:
-        yield ok(f"{where}: nodes can only be those that the host has made")
+        yield ok(f"{where}: only nodes that the outer host has created can be used")
 
 
 def snapshot(machine: ExaminedMachine) -> Iterator[Note]:
-    """See whether containers can start from what was found before, or each asks the driver."""
+    """Check whether containers can start from a saved inventory, without querying the driver."""
     directory = RUN_DIRECTORY
     status = machine.status(directory)
     if status is None:
-        yield ok("none yet: the first container that asks for a GPU makes it")
+        yield ok("none yet: the first container with a GPU saves it")
     elif not may_trust(status):
         yield fail(
-            f'"{directory}" may be written by others than root: each container asks the driver '
-            "anew",
+            f'"{directory}" can be written by users other than root: each container start '
+            "queries the driver again",
             f'run "rm -r {directory}" as root',
         )
     elif not machine.exists(f"{directory}/{SNAPSHOT}"):
-        yield ok("none yet: the first container that asks for a GPU makes it")
-    elif machine.is_live and not _fits(machine):
-        yield ok("of another state of the host: the next container makes it anew")
+        yield ok("none yet: the first container with a GPU saves it")
+    elif machine.is_live and not _is_valid(machine):
+        yield ok("of an earlier state of the host: the next container with a GPU replaces it")
     else:
-        yield ok(f'"{directory}/{SNAPSHOT}", made once for all containers')
+        yield ok(f'"{directory}/{SNAPSHOT}" is valid')
 
 
-def _fits(machine: ExaminedMachine) -> bool:
+def _is_valid(machine: ExaminedMachine) -> bool:
     root = machine.config.driver_root or "/"
     return InventorySnapshot(root, _never).read() is not None
 
@@ -226,42 +263,42 @@ def _never() -> object:
 
 
 def hook_messages(machine: ExaminedMachine) -> Iterator[Note]:
-    """See what hooks have said last, which an engine with crun does not show."""
+    """Report the last messages of hooks, which an engine with crun does not show."""
     status = machine.status(hook_log.PATH)
     text = machine.read(hook_log.PATH)
     if status is not None and text is None:
-        yield ok(f'"{hook_log.PATH}" can be read by root only')
+        yield ok(f'only root can read "{hook_log.PATH}"')
         return
-    said = hook_log.parse(text or "")
-    failed = [(when, what) for when, word, what in said if word == hook_log.FAILED]
+    messages = hook_log.parse(text or "")
+    failed = [(when, what) for when, word, what in messages if word == hook_log.FAILED]
     if failed:
-        # The first line of the last failure; the next is its hint.
+        # The first line of the last failure; the second is its hint.
         when, what = next(row for row in failed if row[0] == failed[-1][0])
         yield warn(
             f"at {when} a hook failed: {what}",
-            f'read "{hook_log.PATH}", and remove it when that is mended',
+            f'read "{hook_log.PATH}", and remove it when the cause is cured',
         )
-    elif said:
-        when, _, what = said[-1]
-        yield ok(f"none has failed; the last warning, at {when}: {what}")
+    elif messages:
+        when, _, what = messages[-1]
+        yield ok(f"no hook has failed; the last warning, at {when}: {what}")
     else:
-        yield ok("none has said anything")
+        yield ok("no messages")
 
 
 def bytecode(machine: ExaminedMachine) -> Iterator[Note]:
-    """See whether the modules of the start path are compiled for the interpreter that runs them.
+    """Check whether the start path is compiled for the interpreter that runs it.
 
-    Without that each container's start compiles them again.
+    Otherwise each container start compiles it again.
     """
     if not machine.is_live:
-        yield ok("not looked at: this is a tree of files")
+        yield ok("not checked: this is a tree of files")
         return
-    launcher = machine.find_program(RUNTIME) or machine.beside(RUNTIME)
+    launcher = engine_files.runtime_in_use(machine)
     if not launcher:
-        yield ok(f"{RUNTIME} is not installed")
+        yield ok(f"{engine_files.RUNTIME} is not installed")
         return
     python = _interpreter(machine, launcher)
-    tag = machine.output(python, "-I", "-S", "-c", _TELL_TAG).strip()
+    tag = machine.output(python, "-I", "-S", "-c", _PRINT_TAG).strip()
     if not tag:
         yield fail(f'"{python}", which runs the start path, does not work', "install Python 3")
         return
@@ -269,38 +306,38 @@ def bytecode(machine: ExaminedMachine) -> Iterator[Note]:
     for name in START_MODULES:
         source = os.path.join(directory, f"{name}.py")
         folder, module = os.path.split(os.path.join(directory, name))
-        made = os.path.join(folder, "__pycache__", f"{module}.{tag}.pyc")
-        if not _is_compiled(source, made):
+        bytecode_file = os.path.join(folder, "__pycache__", f"{module}.{tag}.pyc")
+        if not _is_compiled(source, bytecode_file):
             yield warn(
-                f'"{source}" is not compiled for "{python}" ({tag}): each container\'s start '
-                "compiles it",
+                f'"{source}" is not compiled for "{python}" ({tag}): each container start '
+                "compiles it again",
                 f'run "{python} -m compileall -q {directory}" as root',
             )
             return
     yield ok(f'compiled for "{python}" ({tag})')
 
 
-_TELL_TAG = "import sys;print(sys.implementation.cache_tag)"
+_PRINT_TAG = "import sys;print(sys.implementation.cache_tag)"
 
 
 def _interpreter(machine: ExaminedMachine, launcher: str) -> str:
-    """Return the interpreter that *launcher* starts: it has its path, and that of the CLI's."""
-    found = _PYTHON.findall(machine.read_bytes(launcher) or b"")
-    paths = [os.fsdecode(path) for path in found]
+    """Return the interpreter that *launcher* starts; it also has the path of the CLI's."""
+    matches = _PYTHON.findall(machine.read_bytes(launcher) or b"")
+    paths = [os.fsdecode(path) for path in matches]
     others = [path for path in paths if not path.startswith(f"{sys.prefix}/")]
     return (others or paths or ["/usr/bin/python3"])[0]
 
 
-def _is_compiled(source: str, made: str) -> bool:
-    """Return whether the bytecode *made* is of *source* as it is: PEP 552, by time and length."""
+def _is_compiled(source: str, bytecode_file: str) -> bool:
+    """Return whether *bytecode_file* is of the current *source*: PEP 552, by time and length."""
     try:
         status = os.stat(source)
-        with open(made, "rb") as stream:
+        with open(bytecode_file, "rb") as stream:
             header = stream.read(16)
     except OSError:
         return False
     flags, time_, size = (int.from_bytes(header[at : at + 4], "little") for at in (4, 8, 12))
     if flags:
-        # By a hash of the source, which is checked or trusted by whoever made it.
+        # It has a hash of the source, which Python checks or trusts.
         return True
     return (time_, size) == (int(status.st_mtime) & 0xFFFFFFFF, status.st_size & 0xFFFFFFFF)

@@ -46,6 +46,28 @@ def test_many_notes_are_one_line() -> None:
     assert exit_status([]) == 0
 
 
+def test_what_was_checked_is_named_whatever_was_found() -> None:
+    """An operator sees that an engine was not overlooked."""
+    notes = [
+        finding.ok("well"),
+        finding.context("engines checked: docker"),
+        finding.fail("bad", ""),
+    ]
+    assert combine("check", notes).what == "bad; engines checked: docker"
+    assert combine("check", notes[:2]).what == "well; engines checked: docker"
+
+
+def test_the_report_begins_with_what_is_worst() -> None:
+    """Of one severity, in the order of the checks; the last line counts them."""
+    findings = [
+        Finding(f"{n}", status, "", "") for n, status in enumerate(["ok", "fail", "warn"] * 2)
+    ]
+    order = [item.check for item in finding.by_severity(findings)]
+    assert order == ["1", "4", "2", "5", "0", "3"]
+    assert finding.summary(findings) == "6 checks: 2 failed, 2 warnings, 2 ok"
+    assert finding.summary(findings[2:3]) == "1 check: 0 failed, 1 warning, 0 ok"
+
+
 def test_what_a_host_says_forges_no_line() -> None:
     """A file name is anybody's who may write there."""
     line = Finding("check", "fail", "a\nfail  other", "do\x1b[0m").line()

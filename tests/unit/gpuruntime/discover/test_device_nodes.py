@@ -130,7 +130,8 @@ def test_a_missing_control_node_is_an_error(machine: Machine, missing: str) -> N
     assert f'no device node "/dev/{missing}" below the dev root "{machine.root}"' in str(
         caught.value
     )
-    assert "nvidia-modprobe" in str(caught.value.hint)
+    assert "create-device-nodes --all" in str(caught.value.hint)
+    assert f"--driver-root {machine.root}" in str(caught.value.hint)
 
 
 def test_an_empty_dev_root_is_an_error(machine: Machine) -> None:
@@ -278,24 +279,24 @@ def test_capabilities_go_by_the_minor_of_the_gpu(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("there", "missing", "file"),
+    ("there", "missing"),
     [
-        ((), "nvidia-cap66", "gi7/access"),
-        (("nvidia-caps/nvidia-cap66",), "nvidia-cap68", "gi7/ci1/access"),
+        ((), "nvidia-cap66"),
+        (("nvidia-caps/nvidia-cap66",), "nvidia-cap68"),
     ],
 )
 def test_a_mig_device_without_a_capability_node_is_left_out(
-    machine: Machine, there: tuple[str, ...], missing: str, file: str
+    machine: Machine, there: tuple[str, ...], missing: str
 ) -> None:
     """B114: the container would see the GPU only, which it cannot use, and no error."""
     machine.write("nvidia-caps/mig-minors", MINORS)
     machine.make("nvidia0", *there)
     (found,), (problem,) = machine.gpu_nodes(gpu(0, 0, MIG))
     assert found.mig == ()
-    capability = f"{machine.proc}/driver/nvidia/capabilities/gpu0/mig/{file}"
     assert problem == (
         f'MIG device 0:3 is left out: no device node "/dev/nvidia-caps/{missing}" below the dev '
-        f'root "{machine.root}", which "nvidia-modprobe -f {capability}" makes'
+        f'root "{machine.root}"; run "gpuruntime system create-device-nodes --all '
+        f'--load-kernel-modules --driver-root {machine.root}" as root'
     )
 
 

@@ -241,7 +241,7 @@ def test_a_driver_elsewhere_is_told(layout: str, tmp_path: Path) -> None:
         with pytest.raises(DriverError) as caught:
             ask()
         assert f'there is one below "{there.path}"' in caught.value.message
-        assert f"--driver-root {there.path}" in str(caught.value.hint)
+        assert f'use the driver root "{there.path}"' in str(caught.value.hint)
 
 
 def test_a_loaded_module_without_libraries_is_no_driver(tmp_path: Path) -> None:
