@@ -13,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find cdi gpuruntime hooks -name '*.py')
 
-# Of make -s: the scripts then say nothing but errors.
+# Set by `make -s`: the scripts then print nothing but errors.
 export QUIET := $(findstring s,$(filter-out --%,$(firstword -$(MAKEFLAGS))))
 SAY = @[ -n '$(QUIET)' ] || echo >&2
 
@@ -30,7 +30,7 @@ setup: packages programs ## install missing Debian packages, make .venv with all
 packages:
 	@PYTHON='$(PYTHON)' scripts/setup demo test
 
-# The build and the demo need few; a machine for the tests needs all of them.
+# The build and the demo need few packages; a machine for the tests needs all of them.
 demo-packages:
 	@PYTHON='$(PYTHON)' scripts/setup demo
 
@@ -65,12 +65,12 @@ build/bytecode: $(SOURCES) | demo-packages
 	@mkdir -p build && touch $@
 
 needs-root:
-	@[ "$$(id -u)" = 0 ] || { echo 'demo: containers need root: run it as root, for example: sudo make demo' >&2; exit 1; }
+	@[ "$$(id -u)" = 0 ] || { echo 'demo: containers need root' >&2; echo 'hint: run: sudo make demo' >&2; exit 1; }
 
-demo: needs-root demo-packages programs ## two of eight GPUs in a real container, through us; SIMULATED=1
+demo: needs-root demo-packages programs ## start a real container with two of eight GPUs; SIMULATED=1: also on a machine with GPUs
 	@$(BIN)/python tests/demo/demo.py
 
-lint: style types imports ## ruff, mypy strict, import contracts
+lint: style types imports ## run ruff, mypy (strict) and the import contracts
 
 style: setup
 	@$(BIN)/ruff check .
@@ -82,10 +82,10 @@ types: setup
 imports: setup
 	@$(BIN)/lint-imports --config pyproject.toml
 
-# Real containers by runc, of the few ways of asking for GPUs that cgroup version 1 is tried with.
+# Containers by runc on cgroup version 1, with a few of the ways to request GPUs.
 CHECK_CONTAINER = tests/system/test_runc.py::test_a_runc_container_on_cgroup_v1_has_the_gpus_it_asked_for_and_no_other
 
-# What tests share; without it they make it themselves.
+# Files that several tests need; a test makes those that are missing.
 prepared: setup
 	@$(BIN)/python tests/prepare.py
 	@$(BIN)/python tests/image_packages.py || echo 'prepared: tests of explain --rootfs on packages are skipped' >&2
@@ -97,53 +97,53 @@ RUN_TESTS = $(MAKE) --no-print-directory -j$(CORES) --output-sync=target lint pr
   $(BIN)/python -m pytest -n $(or $(WORKERS),$(shell expr $(CORES) + 1)) --dist loadfile \
   --no-loadscope-reorder --max-worker-restart 0 --durations 10
 
-# The tests that are marked `slow` are for `make test`.
-check: setup ## lint, the quick unit tests, one container: what holds of work in progress
+# Without the tests that are marked `slow`; `make test` runs these.
+check: setup ## run lint, the quick unit tests and one container, in under a minute
 	@$(MAKE) --no-print-directory -j$(CORES) --output-sync=target lint prepared
 	@$(BIN)/python -m pytest -q -m 'not slow' -n $(or $(WORKERS),$(CORES)) --dist loadfile --max-worker-restart 0 \
 	  tests/unit '$(CHECK_CONTAINER)'
 
-test: setup ## lint and every test that can run here, WORKERS=N at a time
+test: setup ## run lint and every test that can run here, WORKERS=N at a time
 	@$(RUN_TESTS)
 
-test-all: setup ## the same with every combination of runtime, namespace, system call and environment
+test-all: setup ## run the same with every combination of runtime, namespace, system call and environment
 	@export GPURUNTIME_TEST_ALL=1; $(RUN_TESTS)
 
-unit: setup ## the tests that need neither root nor containers
+unit: setup ## run the tests that need neither root nor containers
 	@$(BIN)/python -m pytest -m 'not system and not engine'
 
-test-newer-engines: setup ## newer podman, docker and containerd, unpacked from newer Debian suites, read our specs
+test-newer-engines: setup ## have podman, docker and containerd of newer Debian suites read our specs
 	@PYTHONPATH=tests $(BIN)/python tests/newer_engines/fetch.py
 	@$(BIN)/python -m pytest tests/newer_engines
 
-test-switch: needs-root setup ## from the incumbent to us and back, with the engines that are here; docs/switch.md
+test-switch: needs-root setup ## switch a simulated node from the incumbent to us and back, with the installed engines
 	@$(BIN)/python -m pytest -qq tests/switch
 
-conformance: setup ## run a folder of CDI cases: make conformance CASES=DIR
+conformance: setup ## run a directory of CDI cases: make conformance CASES=DIR
 	@PYTHONPATH=tests $(BIN)/python tests/conformance/cases.py '$(or $(CASES),tests/data/cdi)'
 
-perf: setup ## print what loading and generating CDI specs costs, in instructions
+perf: setup ## count the instructions of loading and generating CDI specs
 	@$(BIN)/python tests/perf/cdi_load.py
 	@$(BIN)/python tests/perf/generate.py
 
 # FIRST=1: ahead of the machine's other processes. RUNTIME: names and paths of others. Words of the
 # command are in the page that DOC=1 writes.
 BENCH_WORDS = $(foreach word,REPS FIRST,$(if $($(word)),$(word)=$($(word)))) $(if $(RUNTIME),RUNTIME="$(RUNTIME)")
-bench: needs-root setup ## what we cost between engines and runc: make bench REPS=40 FIRST=1 RUNTIME=NAME=PATH DOC=1
+bench: needs-root setup ## measure our cost between engines and runc: make bench REPS=40 FIRST=1 RUNTIME=NAME=PATH DOC=1
 	@PYTHONPATH=tests $(BIN)/python tests/bench/measure.py --reps '$(or $(REPS),40)' $(if $(FIRST),--first) \
 	  $(if $(VIEWS),--views --out build/bench/views.json) $(if $(DOC),--doc docs/development/performance.md) \
 	  $(foreach other,$(RUNTIME),--runtime '$(other)') --said '$(strip $(BENCH_WORDS))'
 
-fuzz: setup ## every parser of privileged code: executions and coverage; make fuzz SECONDS=30
+fuzz: setup ## fuzz every parser of privileged code, print executions and coverage: make fuzz SECONDS=30
 	@PYTHONPATH=tests $(BIN)/python tests/fuzz/targets.py '$(or $(SECONDS),30)'
 
-races: needs-root setup ## the long runs of the races, with their controls; make races FACTOR=1
+races: needs-root setup ## run the races for long, with their controls: make races FACTOR=1
 	@PYTHONPATH=tests $(BIN)/python tests/races/play.py '$(or $(FACTOR),1)'
 
-mutants: needs-root setup ## which patches of a folder the suite catches: make mutants PATCHES=DIR
+mutants: needs-root setup ## print which patches of a directory a test catches: make mutants PATCHES=DIR
 	@PYTHONPATH=tests $(BIN)/python tests/mutants/run.py '$(or $(PATCHES),tests/mutants)'
 
-record: needs-root setup ## what machines read of a checkout's programs: make record OUT=DIR CHECKOUT=DIR; OLD=DIR compares
+record: needs-root setup ## record what the programs of a checkout write: make record OUT=DIR CHECKOUT=DIR; OLD=DIR compares
 	@[ -n '$(OUT)' ] || { echo 'record: name the directory to write: make record OUT=DIR' >&2; exit 1; }
 	@$(BIN)/python tests/record/record.py --checkout '$(or $(CHECKOUT),$(CURDIR))' --out '$(OUT)'
 	@$(if $(OLD),$(BIN)/python tests/record/record.py compare '$(OLD)' '$(OUT)')
@@ -154,39 +154,39 @@ driver-root: setup ## unpack NVIDIA's real user space: make driver-root VERSION=
 image-packages: setup ## unpack C libraries of distributions, for tests of explain --rootfs
 	@$(BIN)/python tests/image_packages.py
 
-# Where systemd and udev look: below /usr and /usr/local; for another PREFIX name a place that they know.
+# systemd and udev read only directories below /usr and /usr/local: for another PREFIX, name one of those.
 PREFIX ?= /usr/local
 UNITDIR ?= $(PREFIX)/lib/systemd
 UDEVDIR ?= $(PREFIX)/lib/udev/rules.d
 
-# One word of the shell, whatever is in it.
+# $(1) as one word of the shell.
 quoted = '$(subst ','\'',$(1))'
 
-install: ## into $(DESTDIR)$(PREFIX); make install PREFIX=/usr/local DESTDIR= COMPAT=nvidia
+install: ## install into $(DESTDIR)$(PREFIX): make install PREFIX=/usr/local DESTDIR= COMPAT=nvidia
 	@DESTDIR=$(call quoted,$(DESTDIR)) PREFIX=$(call quoted,$(PREFIX)) UNITDIR=$(call quoted,$(UNITDIR)) \
 	  UDEVDIR=$(call quoted,$(UDEVDIR)) COMPAT=$(call quoted,$(COMPAT)) START_PYTHON='$(START_PYTHON)' PYTHON='$(PYTHON)' CC='$(CC)' LAUNCHER_FLAGS='$(LAUNCHER_FLAGS)' \
 	  VERSION='$(OUR_VERSION)' scripts/install
 
-uninstall: ## remove what make install put there; the same PREFIX and DESTDIR
+uninstall: ## remove what make install has installed with the same PREFIX and DESTDIR
 	@DESTDIR=$(call quoted,$(DESTDIR)) PREFIX=$(call quoted,$(PREFIX)) scripts/uninstall
 
 # For another architecture name its compiler: CC=aarch64-linux-gnu-gcc.
-deb: ## Debian packages below build/deb: gpuruntime and gpuruntime-nvidia-compat
+deb: ## build the Debian packages gpuruntime and gpuruntime-nvidia-compat below build/deb
 	@PYTHON='$(PYTHON)' CC='$(CC)' LAUNCHER_FLAGS='$(LAUNCHER_FLAGS)' VERSION='$(OUR_VERSION)' \
 	  DEB_VERSION='$(DEB_VERSION)' scripts/deb
 
-test-install: setup ## clean Debian 12 and 13 roots: the packages installed, used, upgraded, removed, purged
+test-install: setup ## install, use, upgrade, remove and purge the packages in clean roots of Debian 12 and 13
 	@PYTHONPATH=tests:tests/simhost $(BIN)/python tests/packages/clean_roots.py
 
-bundle: ## a tree with its own interpreter and C library, for hosts without Python; below build/bundle
+bundle: ## build a tree with its own interpreter and C library, for hosts without Python, below build/bundle
 	@PYTHON='$(PYTHON)' START_PYTHON='$(START_PYTHON)' CC='$(CC)' LAUNCHER_FLAGS='$(LAUNCHER_FLAGS)' \
 	  VERSION='$(OUR_VERSION)' COMPAT='$(COMPAT)' scripts/bundle
 
-wheel: setup ## for a virtual environment, without anything native; below build/wheel
+wheel: setup ## build the wheel, which has no native code, below build/wheel
 	@rm -rf build/wheel
 	@$(BIN)/python -m hatchling build -t wheel -d build/wheel >/dev/null
 
-release: setup ## wheel, source, bundle and packages, their SBOM and checksums; below build/release
+release: setup ## build wheel, source, bundle, packages, their SBOM and checksums below build/release
 	@PYTHON='$(PYTHON)' START_PYTHON='$(START_PYTHON)' CC='$(CC)' LAUNCHER_FLAGS='$(LAUNCHER_FLAGS)' \
 	  VERSION='$(OUR_VERSION)' BIN='$(BIN)' scripts/release
 

@@ -253,8 +253,8 @@ def test_what_cannot_be_is_refused_before_anything_is_removed(tmp_path: Path) ->
     compiler.write_text("#!/bin/sh\necho riscv64-linux-gnu\n")
     compiler.chmod(0o755)
     cases = {
-        "DEB_VERSION=one": 'deb: DEB_VERSION="one" is no version',
-        "DEB_VERSION=1|x": 'deb: DEB_VERSION="1|x" is no version',
+        "DEB_VERSION=one": 'deb: DEB_VERSION="one" is not a Debian version',
+        "DEB_VERSION=1|x": 'deb: DEB_VERSION="1|x" is not a Debian version',
         f"CC={compiler}": "deb: the launcher is not for riscv64-linux-gnu",
         "CC=/none/gcc": 'deb: the compiler "/none/gcc" is not installed',
     }
