@@ -113,6 +113,14 @@ CONFIGURED_DOCKER = f"""{DOCKER}
 gpuruntime runtime configure --runtime docker; systemctl restart docker
 """
 DOCKER_PROGRAMS = ("docker", "dockerd", "gcc")
+# The config file that the package gpuruntime-nvidia-compat makes, which the guide installs.
+COMPAT = """
+mkdir -p /etc/nvidia-container-runtime
+cat >/etc/nvidia-container-runtime/config.toml <<'END'
+[nvidia-container-runtime.modes.jit-cdi]
+driver-capabilities = "all"
+END
+"""
 BOOTED = "gpuruntime system create-dev-char-symlinks; gpuruntime cdi refresh\n"
 
 SETTINGS = {
@@ -139,7 +147,7 @@ SETTINGS = {
     "node": Setting(
         ("docs/guides/node.md: gpuruntime",),
         ("--gpus", "2"),
-        f"{BOOTED}gpuruntime runtime configure --runtime docker",
+        f"{COMPAT}{BOOTED}gpuruntime runtime configure --runtime docker",
     ),
     "cdi generate": Setting(("docs/reference/cdi.md: gpuruntime cdi generate",), ("--gpus", "2")),
     "cdi refresh": Setting(

@@ -154,7 +154,10 @@ def test_whose_files_they_are_is_said(tree: Path) -> None:
     ("options", "said"),
     [
         (["CC=/none/gcc"], 'the compiler "/none/gcc" is not installed'),
-        (["CC=aarch64-linux-gnu-gcc"], '"aarch64-linux-gnu-gcc" compiles for another architecture'),
+        (
+            ["CC=aarch64-linux-gnu-gcc"],
+            '"aarch64-linux-gnu-gcc" compiles for another architecture',
+        ),
         (["START_PYTHON=/bin/busybox", "PYTHON="], "no Python 3.11 or newer was found"),
         (["START_PYTHON=/bin/busybox", "PYTHON=/bin/busybox"], "no Python 3.11 or newer"),
     ],
