@@ -45,32 +45,32 @@ ISOLATED = Path(__file__).parent / "simhost" / "isolated.py"
 # In the environment of what is started by that.
 MARK = "GPURUNTIME_TEST_ISOLATED"
 CAP_SYS_ADMIN = 21
-there = pytest.StashKey[list[str]]()
-left = pytest.StashKey[list[str]]()
+EXISTING = pytest.StashKey[list[str]]()
+LEFTOVERS = pytest.StashKey[list[str]]()
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
-    """Have each worker of `-n` started apart, where there is xdist."""
+    """Start each worker of `-n` in namespaces of its own, where xdist is installed."""
     if pluginmanager.hasplugin("xdist"):
         pluginmanager.register(Workers())
 
 
 class Workers:
-    """How xdist starts its workers, and what they tell."""
+    """How xdist starts its workers, and what they report."""
 
     def pytest_xdist_setupnodes(self, specs: Sequence[Any]) -> None:
-        """Have *specs* start their interpreter where it is alone."""
+        """Have *specs* start their interpreter in namespaces of its own."""
         if may_isolate():
             for spec in specs:
                 spec.python = shlex.join([sys.executable, str(ISOLATED), sys.executable])
 
     def pytest_testnodedown(self, node: Any) -> None:
-        """Keep what a worker has found left by its tests."""
-        node.config.stash[left] += getattr(node, "workeroutput", {}).get("left", [])
+        """Keep the leftovers that a worker reports."""
+        node.config.stash[LEFTOVERS] += getattr(node, "workeroutput", {}).get("left", [])
 
 
 def may_isolate() -> bool:
-    """Return whether tests can and shall be started apart from the machine."""
+    """Return whether tests can run, and do not yet run, in namespaces of their own."""
     if os.geteuid() != 0 or MARK in os.environ:
         return False
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -80,7 +80,7 @@ def may_isolate() -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Start again apart from the machine, unless there are workers to do that."""
+    """Start pytest again in namespaces of its own, unless its workers do that."""
     option = config.option
     if option.collectonly or hasattr(config, "workerinput") or not may_isolate():
         return
@@ -94,7 +94,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 def make_shared() -> None:
-    """Have what tests share; tests that need what cannot be made say so again."""
+    """Build what several tests need; a failure is printed, and again by the tests that need it."""
     for make in (prepare.launcher, prepare.driver, prepare.wheels):
         try:
             make()
@@ -103,64 +103,64 @@ def make_shared() -> None:
 
 
 def pytest_configure() -> None:
-    """Refuse a promise of a tier that does not exist."""
+    """Raise UsageError for a tier in GPURUNTIME_TEST_REQUIRE that does not exist."""
     unknown = required() - set(PRIVILEGED)
     if unknown:
         raise pytest.UsageError(f"{REQUIRE}: no tier {', '.join(sorted(unknown))}")
 
 
 def kept_by_us() -> list[str]:
-    """Return what programs of ours have left on this machine itself."""
+    """Return the files of our programs in the machine's own /run/gpuruntime."""
     return [str(path) for path in (KEPT, *sorted(KEPT.glob("*")))] if KEPT.exists() else []
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Note what is there already."""
-    session.config.stash[there] = kept_by_us()
-    session.config.stash[left] = []
+    """Record the files that exist before the tests."""
+    session.config.stash[EXISTING] = kept_by_us()
+    session.config.stash[LEFTOVERS] = []
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail a run that has left something where only an installed program may."""
+    """Fail a run that has left files where only an installed program may keep some."""
     stash = session.config.stash
-    stash[left] += [path for path in kept_by_us() if path not in stash[there]]
+    stash[LEFTOVERS] += [path for path in kept_by_us() if path not in stash[EXISTING]]
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["left"] = stash[left]
-    elif stash[left]:
+        session.config.workeroutput["left"] = stash[LEFTOVERS]
+    elif stash[LEFTOVERS]:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def required() -> set[str]:
-    """Return the tiers that must run here."""
+    """Return the tiers that must run on this machine."""
     return {word.strip() for word in os.environ.get(REQUIRE, "").split(",") if word.strip()}
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Have workers begin with files that take long: at the end, short ones fill the gaps."""
+    """Sort the tests of a worker, long files first: short ones fill the gaps at the end."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: -TIERS.index(tier_of(item)))
 
 
 def tier_of(item: pytest.Item) -> str:
     """Return the tier of a test."""
-    found = [tier for tier in TIERS if item.get_closest_marker(tier)]
-    return found[-1] if found else "unit"
+    tiers = [tier for tier in TIERS if item.get_closest_marker(tier)]
+    return tiers[-1] if tiers else "unit"
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Note the test's tier in each report: the reports of workers are all that comes of them."""
+    """Add the test's tier to each report, since workers pass on nothing but reports."""
     report = yield
     report.tier = tier_of(item)
     return report
 
 
 def why_not(item: pytest.Item) -> str | None:
-    """Return why *item* cannot run here, or None."""
+    """Return why *item* cannot run on this machine, or None."""
     for tier, usual in PRIVILEGED.items():
         marker = item.get_closest_marker(tier)
         if marker is None:
@@ -176,7 +176,7 @@ def why_not(item: pytest.Item) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test that cannot run here, or fail it where its tier was promised."""
+    """Skip a test that cannot run on this machine, or fail it if its tier is required."""
     reason = why_not(item)
     if reason is None:
         return
@@ -186,14 +186,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print how many tests of each tier ran, so that a tier that did not is seen."""
+    """Print the number of tests of each tier, which shows a tier that did not run."""
     counts: Counter[tuple[str, str]] = Counter()
     for category, outcome in OUTCOMES.items():
         for report in terminalreporter.stats.get(category, []):
             tier = getattr(report, "tier", None)
             if tier is not None:
                 counts[tier, outcome] += 1
-    for path in terminalreporter.config.stash[left]:
+    for path in terminalreporter.config.stash[LEFTOVERS]:
         terminalreporter.write_line(f"left on this machine by a test: {path}", red=True)
     terminalreporter.section("tiers")
     for tier in TIERS:
