@@ -136,7 +136,9 @@ SETTINGS = {
     "doctor": Setting(
         ("docs/reference/doctor.md",),
         ("--gpus", "2"),
-        f"rm /dev/nvidia-uvm /dev/nvidia-uvm-tools; {BOOTED}chmod 700 /etc/cdi",
+        # A spec of another vendor: without any, the doctor warns where an engine could use one.
+        f"rm /dev/nvidia-uvm /dev/nvidia-uvm-tools; {BOOTED}chmod 700 /etc/cdi\n"
+        f"cp '{TREE}/tests/data/pages/cdi/card.yaml' /etc/cdi",
     ),
     "eight GPUs with docker": Setting(
         ("README.md: docker run",), prepare=CONFIGURED_DOCKER, needs=DOCKER_PROGRAMS
