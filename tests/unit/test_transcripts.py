@@ -11,8 +11,14 @@ from scenarios import transcripts
 from scenarios.transcripts import ELSEWHERE, PRINTED_ELSEWHERE, SETTINGS, Transcript
 
 ALL = [one for path in transcripts.pages() for one in transcripts.of_page(path)]
-# Languages of code blocks. Only `console` is a transcript; `text` is a figure or part of a log.
+# Languages of code blocks. Only `console` is a transcript; `text` is a figure or a message.
 LANGUAGES = {"console", "sh", "yaml", "toml", "json", "text"}
+# Page with such blocks → the test that compares them, "" for a figure.
+TEXTS = {
+    "docs/concepts/architecture.md": "",
+    "docs/reference/prestart.md": "tests/system/test_device_grants.py",
+    "docs/reference/requirements.md": "tests/unit/gpuruntime/request/test_requirements.py",
+}
 TREE = transcripts.TREE
 
 
@@ -44,7 +50,7 @@ def test_the_tables_have_nothing_that_no_document_has() -> None:
     commands = {(one.page, command) for one in ALL for command, _ in one.steps}
     for page, beginning in [*ELSEWHERE, *PRINTED_ELSEWHERE]:
         assert any(page == p and c.startswith(beginning) for p, c in commands), (page, beginning)
-    for path in [*ELSEWHERE.values(), *PRINTED_ELSEWHERE.values()]:
+    for path in [*ELSEWHERE.values(), *PRINTED_ELSEWHERE.values(), *filter(None, TEXTS.values())]:
         assert (TREE / path).is_file()
     assert len(ALL) > 30
 
@@ -56,6 +62,7 @@ def test_a_code_block_says_what_it_is(path: Path) -> None:
     fences = re.findall(r"(?m)^ *```(\S*)$", text)
     assert set(fences[::2]) <= LANGUAGES
     assert set(fences[1::2]) <= {""}
+    assert ("text" in fences) == (str(path.relative_to(TREE)) in TEXTS)
     for language, block in re.findall(r"(?ms)^ *```(\S+)\n(.*?)^ *```$", text):
         if language != "console":
             assert not re.search(r"(?m)^ *\$ ", block), block
