@@ -13,6 +13,11 @@ COMMANDS = {
         "configure",
         "Register the runtime with an engine, or undo that.",
     ),
+    "list": (
+        "gpuruntime.cli.runtime_list",
+        "list_",
+        "List the engines' config files that name the runtime.",
+    ),
 }
 
 

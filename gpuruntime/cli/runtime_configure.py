@@ -155,7 +155,7 @@ class _Options:
     def hook_program(self) -> str:
         """The program of that hook."""
         incumbent = "/usr/bin/nvidia-container-runtime-hook"
-        return self.hook or (incumbent if self.is_incumbent else _installed(HOOK))
+        return self.hook or (incumbent if self.is_incumbent else installed(HOOK))
 
     def file_set(self) -> tuple[EngineConfig | None, FileSet]:
         """Return the engine, if it is one, and what there is to do; raise ConfigError if not."""
@@ -207,7 +207,7 @@ class _Options:
     def entry(self, engine_config: EngineConfig) -> RuntimeEntry:
         """Return the runtime that the engine is to know; raise ConfigError if it cannot be."""
         brand = "nvidia" if self.is_incumbent else "gpuruntime"
-        default = _installed(PROGRAM)
+        default = installed(PROGRAM)
         if self.is_incumbent:
             is_bare = engine_config.family == "docker"
             default = ("" if is_bare else "/usr/bin/") + "nvidia-container-runtime"
@@ -287,7 +287,7 @@ def _report(lines: list[str], engine_config: EngineConfig | None) -> None:
     click.echo(f'to put it into effect, run "{engine_config.restart}"{note}', err=True)
 
 
-def _installed(program: str) -> str:
+def installed(program: str) -> str:
     """Return the path of the *program* that is installed with us."""
     # The name that we were called by may be a link, with nothing else beside it.
     beside = os.path.join(os.path.dirname(os.path.realpath(sys.argv[0])), program)

@@ -48,6 +48,19 @@ def default_directory(environ: dict[str, str], uid: int) -> str:
     return os.path.join(state, "gpuruntime", "engines")
 
 
+def load_all(directory: str) -> list[UndoRecord]:
+    """Return the records in *directory* that can be read."""
+    records = []
+    for name in sorted(os.listdir(directory)) if os.path.isdir(directory) else ():
+        try:
+            path = json.loads(files.read(os.path.join(directory, name), MAX_BYTES) or "")["path"]
+            record = load(directory, path)
+        except (ConfigError, ValueError, KeyError, TypeError, RecursionError):
+            continue
+        records += [record] if record else []
+    return records
+
+
 def load(directory: str, path: str) -> UndoRecord | None:
     """Return the record of the file *path*, None if there is none; raise ConfigError if broken."""
     name = _name(directory, path)

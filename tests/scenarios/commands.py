@@ -36,6 +36,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
         (OURS, "runtime", "configure", "--runtime", engine, "--dry-run")
         for engine in ("containerd", "crio", "docker", "podman")
     ),
+    (OURS, "runtime", "list"),
     (OURS, "system", "create-device-nodes", "--all", "--dry-run"),
     (OURS, "system", "create-device-nodes", "--all"),
     (OURS, "system", "create-dev-char-symlinks", "--create-all"),

@@ -148,7 +148,7 @@ def test_no_config_file_is_dpkgs(unpacked: dict[str, Path]) -> None:
 def test_scripts_are_shell(unpacked: dict[str, Path]) -> None:
     """A syntax error in one of them makes a package that cannot even be removed."""
     scripts = [path for root in unpacked.values() for path in (root / "DEBIAN").glob("*[mt]")]
-    assert len(scripts) == 5
+    assert len(scripts) == 6
     for script in scripts:
         assert stat.S_IMODE(script.stat().st_mode) == 0o755
         done = subprocess.run(["sh", "-n", str(script)], capture_output=True, check=False)
