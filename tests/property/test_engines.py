@@ -248,3 +248,31 @@ def test_undo_after_another_edit_leaves_that_edit(family: Family, data: st.DataO
         left = _parse(family, path.read_bytes().decode())
         assert left.pop("theirs") == (1 if family == "docker" else {"key": 1})
         assert _pruned(left) == _pruned(_parse(family, text))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=tries(60), deadline=None)
+@given(data=st.data())
+def test_two_runtimes_are_undone_in_either_order(family: Family, data: st.DataObject) -> None:
+    """After the first undo the other is configured, after the second every byte is back."""
+    text = data.draw(FAMILIES[family])
+    entries = [
+        RuntimeEntry(name, f"/opt/{name}", is_default=data.draw(st.booleans()), has_cdi=True)
+        for name in ("gpu-a", "gpu-b")
+    ]
+    gone, left = data.draw(st.permutations(entries))
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "config")
+        state = str(Path(directory, "state"))
+        path.write_bytes(text.encode())
+        place = EngineConfig(family, family, str(path), "", "")
+        for entry in entries:
+            config_files = file_sets.to_configure(place, entry).files
+            file_changes.configure(file_changes.to_configure(config_files, state), state)
+        for entry in (gone, left):
+            config_files = file_sets.to_undo(place, entry).files
+            file_changes.undo(file_changes.to_undo(config_files, state), state)
+            present = path.read_bytes().decode()
+            assert entry.path not in present
+            assert (left.path in present) == (entry is gone)
+        assert path.read_bytes().decode() == text
