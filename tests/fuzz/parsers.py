@@ -21,6 +21,7 @@ from cdi import annotations, names, quick, registry
 from cdi import document as documents
 from cdi.errors import CdiError
 from gpuruntime import __version__, log, probes
+from gpuruntime.cli import explain_input
 from gpuruntime.config import Config
 from gpuruntime.configfile import compilation
 from gpuruntime.discover import device_nodes
@@ -480,6 +481,23 @@ def log_text(data: bytes, rng: random.Random, place: Path) -> None:
         json.loads(content)
 
 
+def described(data: bytes, rng: random.Random, place: Path) -> None:
+    """Read a file of an engine or of Kubernetes: each container is an OCI config, or an error."""
+    del place
+    name = rng.choice((None, None, "train", "list", "map", "reserved", "cdi", "llm/main", "c"))
+    image_env = rng.choice(((), (), ("A=b",)))
+    try:
+        found = explain_input.candidate("file", data, name, image_env, {"HOME": "/h"})
+        one = None if found is None else found.describe()
+    except RequestError as error:
+        must(error.hint, "no hint")
+        must("\n" not in error.lines().partition("\nhint")[0], "lines")
+        return
+    if one is not None:
+        json.dumps(one.config)
+        must(all(map(names.is_qualified, one.devices)), "a device that is not of CDI")
+
+
 Check = Callable[[bytes, random.Random, Path], None]
 # Target → what it does, the words that it knows, the modules that it is to cover.
 PARSERS: dict[str, tuple[Check, str, tuple[str, ...]]] = {
@@ -522,6 +540,16 @@ PARSERS: dict[str, tuple[Check, str, tuple[str, ...]]] = {
     "params": (params, "text", ()),
     "loader-files": (loader_files, "text", ("gpuruntime/system/drop_in.py",)),
     "quick": (quick_check, "json", ("cdi/quick.py",)),
+    "described": (
+        described,
+        "text",
+        (
+            "gpuruntime/cli/explain_input.py",
+            "gpuruntime/cli/explain_compose.py",
+            "gpuruntime/cli/explain_inspect.py",
+            "gpuruntime/cli/explain_pods.py",
+        ),
+    ),
     "log": (log_text, "text", ()),
 }
 
