@@ -61,7 +61,7 @@ def choose(candidates: Sequence[Candidate], name: str | None, path: str) -> Cand
         if len(candidates) > 1:
             raise RequestError(
                 f'"{path}" has {len(candidates)} containers: {names}',
-                f"choose one with \"--container '{candidates[0].name}'\"",
+                f'choose one, such as "--container {shortened(candidates[0].name)}"',
             )
         return candidates[0]
     exact = [one for one in candidates if one.name == name]
