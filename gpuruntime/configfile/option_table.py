@@ -436,7 +436,7 @@ Without a file, every option has its default.
 
 | command | effect |
 |---|---|
-| `gpuruntime config` | prints the file in force, or the defaults if there is no file |
+| `gpuruntime config` | prints the file in force, or the defaults where no file exists |
 | `gpuruntime config show` | prints the values in force; `--json` for programs |
 | `gpuruntime config default` | prints a file with every option, such as `config.toml.example` |
 | `gpuruntime config set KEY=VALUE...` | prints the changed file; `--in-place` writes the file |

@@ -242,7 +242,7 @@ def gpu_nodes(
                     uuid=gpu.uuid,
                     bus_id=gpu.bus_id,
                     reason=_no_node(path, dev),
-                    hint=_node_hint(gpu, path, dev),
+                    hint=_elsewhere(path, dev) or missing_action(path, dev),
                 )
             )
             continue
@@ -256,7 +256,7 @@ def gpu_nodes(
                         name=f"{gpu.index}:{mig.index}",
                         uuid=mig.uuid,
                         reason=problem,
-                        hint='make the nodes with "nvidia-modprobe" on the host',
+                        hint=remedies.create_nodes(),
                     )
                 )
             else:
@@ -276,14 +276,6 @@ def gpu_nodes(
 def _no_node(path: str, dev: DevRoot) -> str:
     where = "" if dev.path == "/" else f' below the dev root "{dev.path}"'
     return f'no device node "{path}"{where}'
-
-
-def _node_hint(gpu: Gpu, path: str, dev: DevRoot) -> str:
-    """Return the hint for *gpu*, whose node *path* is missing."""
-    if dev.path == "/":
-        return f'run "nvidia-modprobe -u -c {gpu.minor}" on the host'
-    hint = 'name the directory whose "dev" holds the nodes with "--dev-root"'
-    return _elsewhere(path, dev) or hint
 
 
 def _elsewhere(path: str, dev: DevRoot) -> str | None:

@@ -133,13 +133,6 @@ SETTINGS = {
         ),
     ),
     "a node is missing": Setting(("README.md: gpuruntime doctor",), prepare="rm /dev/nvidia-uvm"),
-    "doctor": Setting(
-        ("docs/reference/doctor.md",),
-        ("--gpus", "2"),
-        # A spec of another vendor: without any, the doctor warns where an engine could use one.
-        f"rm /dev/nvidia-uvm /dev/nvidia-uvm-tools; {BOOTED}chmod 700 /etc/cdi\n"
-        f"cp '{TREE}/tests/data/pages/cdi/card.yaml' /etc/cdi",
-    ),
     "eight GPUs with docker": Setting(
         ("README.md: docker run",), prepare=CONFIGURED_DOCKER, needs=DOCKER_PROGRAMS
     ),
@@ -200,11 +193,15 @@ ELSEWHERE = {
     ("docs/install.md", "make release"): "tests/system/test_release.py",
     ("docs/install.md", "cd build/release"): "tests/system/test_release.py",
     ("docs/guides/node.md", "apt"): "tests/packages/clean_roots.py",
+    ("docs/reference/doctor.md", "gpuruntime doctor"): "tests/system/test_doctor_engines.py",
+    ("docs/guides/troubleshooting.md", "gpuruntime doctor"): "tests/system/test_doctor_engines.py",
     ("docs/switch.md", ""): "tests/switch/test_switch.py",
     ("docs/development/recordings.md", "tests/record"): "tests/record/record.py",
 }
 PRINTED_ELSEWHERE = {
     ("README.md", "make demo"): "tests/system/test_demo.py",
+    ("docs/reference/doctor.md", "gpuruntime doctor"): "tests/system/test_doctor_engines.py",
+    ("docs/guides/troubleshooting.md", "gpuruntime doctor"): "tests/system/test_doctor_engines.py",
     ("docs/switch.md", ""): "tests/switch/test_switch.py",
 }
 # A file that the page shows, by the name in its first line: it is where the page's commands run.

@@ -45,6 +45,7 @@ def tree():
 work = pathlib.Path("/run/explained")
 (work / "bundle").mkdir(parents=True)
 gpuruntime, runtime = sys.argv[1:]
+os.makedirs("/run/specs")
 run(gpuruntime, "cdi", "generate", "--output", "/run/specs/nvidia.json", check=True)
 pathlib.Path("/run/specs/broken.json").write_text("{")
 pathlib.Path("/run/stale").mkdir()
@@ -348,7 +349,12 @@ def test_a_missing_node_is_not_made() -> None:
             'left out: GPU 0000:4b:00.0 (the kernel driver "nouveau" has it)',
             "nvidia-smi -L",
         ),
-        ("nonode nvidia1", "1", 'device node "/dev/nvidia1"', 'run "nvidia-modprobe -u -c 1"'),
+        (
+            "nonode nvidia1",
+            "1",
+            'device node "/dev/nvidia1"',
+            'run "gpuruntime system create-device-nodes',
+        ),
     ],
 )
 def test_why_a_gpu_is_missing(fault: str, device: str, reason: str, hint: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cdi import yamlio
+from cdi import yaml_text, yamlio
 from gpuruntime.cli import explain_input
 from gpuruntime.cli.explain_candidate import Described
 from gpuruntime.errors import RequestError
@@ -319,7 +319,7 @@ def test_pods_wherever_they_are(document: dict[str, Any]) -> None:
     """The only container needs no name; JSON is what `kubectl -o json` prints."""
     found = described({"apiVersion": "v1", **document})
     assert env(found) == ["A=b"]
-    text = yamlio.encode({"apiVersion": "v1", **document})
+    text = yaml_text.encode({"apiVersion": "v1", **document})
     assert env(described(text)) == ["A=b"]
 
 

@@ -74,7 +74,7 @@ def test_no_gpu_is_left_out_where_nvml_lists_all(kernel: Kernel) -> None:
     [
         ("vfio-pci", 'the kernel driver "vfio-pci" has it', "bind the GPU to the kernel driver"),
         ("nouveau", 'the kernel driver "nouveau" has it', "keep nouveau from loading"),
-        ("", "no kernel driver has it", 'look for NVRM lines in "dmesg"'),
+        ("", "no kernel driver has it", 'look for NVRM and Xid lines in "dmesg"'),
     ],
 )
 def test_a_gpu_of_another_kernel_driver(
