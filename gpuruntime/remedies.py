@@ -153,8 +153,14 @@ def other_kernel_driver(driver: str) -> str:
     if not driver:
         return CHECK_LOG
     if driver in _FREE_DRIVERS:
-        return f"keep {driver} from loading, and reboot"
-    return "bind the GPU to the kernel driver nvidia"
+        return (
+            f'write "blacklist {driver}" to a file in "/etc/modprobe.d", build the initramfs '
+            "again, and reboot"
+        )
+    return (
+        f'take the GPUs out of the options of {driver} in "/etc/modprobe.d" or on the kernel '
+        "command line, and reboot, if containers are to use them"
+    )
 
 
 def unloaded_module(host: Host, driver_root: str = "/") -> tuple[str, str]:
@@ -183,18 +189,11 @@ def _of_other_driver(host: Host, drivers: dict[str, str], modules: str) -> tuple
         return None
     names, count = ", ".join(owners), len(drivers)
     text = f"no NVIDIA driver is loaded: {names} has {count} GPU(s)"
-    if not any(name in _FREE_DRIVERS for name in owners):
-        return text, (
-            f'take the GPUs out of the options of {names} in "/etc/modprobe.d" or on the kernel '
-            "command line, and reboot, if containers are to use them"
-        )
-    if not _module_file(host, modules):
+    free = next((name for name in owners if name in _FREE_DRIVERS), "")
+    if free and not _module_file(host, modules):
         # Its packages do the rest.
         return f"{text}, and the NVIDIA driver is not installed", f"{INSTALL_DRIVER}, and reboot"
-    lines = " and ".join(f'"blacklist {name}"' for name in owners)
-    return text, (
-        f'write {lines} to a file in "/etc/modprobe.d", build the initramfs again, and reboot'
-    )
+    return text, other_kernel_driver(free or names)
 
 
 def _of_installed_module(

@@ -341,7 +341,7 @@ def test_a_missing_node_is_not_made() -> None:
             "bound 3 vfio-pci",
             "0000:4b:00.0",
             'GPU 0000:4b:00.0 is left out: the kernel driver "vfio-pci" has it',
-            "bind the GPU to the kernel driver nvidia",
+            "take the GPUs out of the options of vfio-pci",
         ),
         (
             "bound 3 nouveau",

@@ -98,7 +98,7 @@ def module(machine: ExaminedMachine) -> Iterator[Note]:
         yield warn(
             f"driver {version} is loaded; {count} of {len(gpus)} GPUs belong to "
             f"{', '.join(others)}",
-            "bind these GPUs to the kernel driver nvidia, if containers are to use them",
+            remedies.other_kernel_driver(others[0]),
         )
     else:
         yield ok(f"driver {version} is loaded")
@@ -250,12 +250,12 @@ def answer(machine: ExaminedMachine) -> Iterator[Note]:
         return
     duration = time.monotonic() - began
     for problem in reply.problems:
-        yield fail(problem, remedies.CHECK_LOG)
+        yield fail(problem, remedies.RESET_GPU)
     drivers = remedies.drivers_on_bus(machine).values()
     expected, count = sum(name in ("nvidia", "") for name in drivers), len(reply.gpus)
     if count < expected:
         yield fail(
-            f"{expected} GPU(s) are on the PCI bus, and NVML reports {count}", remedies.CHECK_LOG
+            f"{expected} GPU(s) are on the PCI bus, and NVML reports {count}", remedies.RESET_GPU
         )
     elif not count:
         yield fail("NVML reports no GPU", remedies.CHECK_LOG)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuruntime import remedies
 from gpuruntime.discover import left_out_gpus
 from gpuruntime.model import Gpu, LeftOutDevice
 
@@ -88,7 +89,7 @@ def test_a_gpu_of_another_kernel_driver(
     assert at_fault == []
     assert str(device) == f"GPU 0000:ca:00.0 is left out: {reason}"
     assert device.hint.startswith(hint)
-    assert "modprobe" not in device.hint
+    assert "modprobe nvidia" not in device.hint
 
 
 @pytest.mark.parametrize(
