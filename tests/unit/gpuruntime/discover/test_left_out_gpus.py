@@ -73,9 +73,13 @@ def test_no_gpu_is_left_out_where_nvml_lists_all(kernel: Kernel) -> None:
 @pytest.mark.parametrize(
     ("driver", "reason", "hint"),
     [
-        ("vfio-pci", 'the kernel driver "vfio-pci" has it', "bind the GPU to the kernel driver"),
-        ("nouveau", 'the kernel driver "nouveau" has it', "keep nouveau from loading"),
-        ("", "no kernel driver has it", 'look for NVRM and Xid lines in "dmesg"'),
+        (
+            "vfio-pci",
+            'the kernel driver "vfio-pci" has it',
+            "take the GPUs out of the options",
+        ),
+        ("nouveau", 'the kernel driver "nouveau" has it', 'write "blacklist nouveau" to a file'),
+        ("", "no kernel driver has it", remedies.CHECK_LOG),
     ],
 )
 def test_a_gpu_of_another_kernel_driver(
