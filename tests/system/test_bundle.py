@@ -171,6 +171,15 @@ def test_what_cannot_be_is_refused(options: list[str], said: str) -> None:
     assert "\nhint: " in done.stderr
 
 
+def test_a_machine_without_binutils_gets_a_hint(tmp_path: Path) -> None:
+    """As a clean Debian root; the interpreter must not be blamed for it."""
+    for name in ("make", "sh", "sed", "find", "nproc", "cc"):
+        (tmp_path / name).symlink_to(shutil.which(name) or "")
+    done = releases.make("bundle", f"START_PYTHON={sys.executable}", PATH=str(tmp_path))
+    first, second, *_ = done.stderr.splitlines()
+    assert (first, second) == ('bundle: "readelf" is not installed', "hint: install binutils")
+
+
 def test_the_command_line_works_where_there_is_nothing_else(seen: dict[str, Any]) -> None:
     """Neither an interpreter nor a library, nor a loader."""
     assert seen["python of the root"] == seen["libraries of the root"] == []
