@@ -8,12 +8,16 @@ from __future__ import annotations
 
 
 class Record:
-    """A value whose fields are its __slots__, set once by the subclass' __init__."""
+    """A value whose fields are its __slots__ and those of its bases, set once by __init__."""
 
     __slots__: tuple[str, ...] = ()
 
+    def _names(self) -> list[str]:
+        kinds = type(self).__mro__
+        return [name for kind in kinds for name in kind.__dict__.get("__slots__", ())]
+
     def _values(self) -> tuple[object, ...]:
-        return tuple(getattr(self, name) for name in self.__slots__)
+        return tuple(getattr(self, name) for name in self._names())
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -24,5 +28,5 @@ class Record:
         return hash((type(self), self._values()))
 
     def __repr__(self) -> str:
-        fields = ", ".join(f"{n}={v!r}" for n, v in zip(self.__slots__, self._values()))
+        fields = ", ".join(f"{n}={v!r}" for n, v in zip(self._names(), self._values()))
         return f"{type(self).__name__}({fields})"

@@ -193,6 +193,9 @@ def of_devices(devices: Iterable[str], specs: Registry, of_common: Iterable[str]
 def of_inventory(request: Request, inventory: Inventory) -> Whys:
     """Return why each item from *inventory* is added."""
     whys: Whys = {("env", "NVIDIA_VISIBLE_DEVICES=void"): _IN_PLACE}
+    driver = driver_files.select(inventory.driver, request.extras.capabilities)
+    for entry in gpu_edits.library_directories(driver):
+        whys["env", entry] = "where the driver's libraries are"
     for device in from_inventory.requested_devices(request, inventory):
         name = title(device)
         whys["deviceNodes", device.gpu.node.container_path] = f"node of {name}"

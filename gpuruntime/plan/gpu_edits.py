@@ -10,6 +10,7 @@ from __future__ import annotations
 import posixpath
 
 from gpuruntime.plan.devices import ALL, GpuDevice
+from gpuruntime.plan.driver_files import ABIS_OF_32_BIT
 from gpuruntime.record import Record
 
 TYPE_CHECKING = False
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from gpuruntime.model import Driver, File, Library, Node
 
 HOOK_NAME = "gpu-cdi-hook"
+LIBRARY_DIRECTORIES = "NVIDIA_CTK_LIBCUDA_DIR"
 # Consumers written in Go lose an empty list, and runc before 1.3 then runs the hook with the
 # image's environment (CVE-2025-23266).
 HOOK_ENV = ("GPURUNTIME_HOOK=1",)
@@ -96,13 +98,29 @@ def common_edits(
     hooks = _separate_hooks if style.separate else _combined_hook
     return {
         **node_edits(nodes, style),
-        # Whoever finds it knows that the driver is in place already.
-        "env": ["NVIDIA_VISIBLE_DEVICES=void"],
+        # The latter tells later programs that the driver is in place already.
+        "env": [*library_directories(driver), "NVIDIA_VISIBLE_DEVICES=void"],
         "mounts": sorted(
             mounts, key=lambda m: (m["containerPath"].count("/"), m["containerPath"])
         ),
         "hooks": hooks(driver, links, style),
     }
+
+
+def library_directories(driver: Driver) -> list[str]:
+    """Return the variable that names the directories of the *driver*'s libraries in a container.
+
+    It has those of 64-bit libraries with the driver's version in their names, as the incumbent's
+    has, without the directory of VDPAU's plug-ins. [] if there are none.
+    """
+    ending = f".so.{driver.version}"
+    directories = [
+        posixpath.dirname(library.container_path)
+        for library in driver.libraries
+        if library.abi not in ABIS_OF_32_BIT and library.container_path.endswith(ending)
+    ]
+    names = dict.fromkeys(path for path in directories if posixpath.basename(path) != "vdpau")
+    return [f"{LIBRARY_DIRECTORIES}={':'.join(names)}"] if names else []
 
 
 def device_edits(device: GpuDevice, style: Style) -> Edits:

@@ -101,9 +101,16 @@ class DeviceLink(Link):
     __slots__ = ()
 
     def execute(self, root: Root, warn: Callable[[str], None]) -> None:
-        """Carry it out below *root* if there is what it leads to; raise MountError."""
-        if root.exists(f"{posixpath.dirname(self.path)}/{self.target}"):
+        """Make the link below *root* if the container has the node; warn if that fails."""
+        # As text: the directory of the link is made only for it, and ".." would not resolve.
+        node = posixpath.normpath(posixpath.join(posixpath.dirname(self.path), self.target))
+        if not root.exists(node):
+            return
+        try:
             super().execute(root, warn)
+        except MountError as error:
+            # The node itself is there: the container can do without another name of it.
+            warn(f"left out: {error.message}")
 
 
 class MaskParams(Operation):

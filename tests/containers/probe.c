@@ -3,6 +3,7 @@
  * What a container sees and may do, one line each:
  *
  *   node PATH MAJOR:MINOR MODE UID:GID   each device node below /dev but terminals
+ *   link PATH MAJOR:MINOR                each link in /dev/dri/by-path, and the node it leads to
  *   open PATH ERRNO                      opening each NVIDIA node; 0 is success
  *   made MINOR ERRNO                     opening 195:MINOR made by mknod, for each MINOR in argv
  *   load NAME PATH|-                     where dlopen found each library
@@ -46,6 +47,14 @@ static int show_node(const char *path, const struct stat *status, int kind, stru
 	int is_device = S_ISCHR(status->st_mode) || S_ISBLK(status->st_mode);
 
 	(void)kind;
+	if (S_ISLNK(status->st_mode) && strncmp(path, "/dev/dri/by-path/", 17) == 0) {
+		struct stat node;
+
+		if (stat(path, &node) != 0)
+			printf("link %s %s\n", path, strerrorname_np(errno));
+		else
+			printf("link %s %u:%u\n", path, major(node.st_rdev), minor(node.st_rdev));
+	}
 	if (!is_device || strncmp(path, "/dev/pts/", 9) == 0)
 		return 0;
 	printf("node %s %u:%u %o %u:%u\n", path, major(status->st_rdev), minor(status->st_rdev),

@@ -44,6 +44,7 @@ class Seen:
     """What the probe printed in one container."""
 
     nodes: dict[str, list[str]]
+    links: dict[str, str]
     opened: dict[str, str]
     made: dict[str, str]
     loaded: dict[str, str]
@@ -72,6 +73,7 @@ class Seen:
             mounts[point] = [kind.split(" ")[0], *sorted(options.split(","))]
         return cls(
             nodes={path: rest.split(" ") for path, rest in pairs("node").items()},
+            links=pairs("link"),
             opened=pairs("open"),
             made=pairs("made"),
             loaded=pairs("load"),
@@ -151,6 +153,9 @@ def assert_granted(
         assert mode == host[path][1] or "/dri/" in path
     for index in gpus:
         assert seen.nodes[f"/dev/nvidia{index}"][0] == f"195:{index}"
+    # Each DRM node has a name by its GPU's place on the bus, and no other node has.
+    by_path = [node[0] for path, node in nodes.items() if path.startswith("/dev/dri/")]
+    assert sorted(seen.links.values()) == sorted(by_path)
     # The probe opens the driver's own nodes.
     own = [path for path in wanted if "nvidia" in path]
     assert seen.opened == dict.fromkeys(own, ALLOWED)
@@ -178,6 +183,7 @@ def assert_driver(seen: Seen) -> None:
 def assert_no_gpu(seen: Seen) -> None:
     """Assert that the container has nothing of the driver."""
     assert [path for path in seen.nodes if "nvidia" in path or "dri" in path] == []
+    assert seen.links == {}
     assert set(seen.made.values()) in ({REFUSED}, {NOT_MADE})
     assert_no_driver(seen)
 
@@ -217,7 +223,7 @@ def assert_gpu_container(
     assert {"MINE=kept", "EMPTY=", "CUDA_MODULE_LOADING=LAZY"} < set(asked.environment)
     kept = [entry for entry in plain.environment if not entry.startswith(REQUEST)]
     others = [entry for entry in asked.environment if not entry.startswith(REQUEST)]
-    assert others == sorted([*kept, *more])
+    assert others == sorted([*kept, *more, f"NVIDIA_CTK_LIBCUDA_DIR={LIBRARIES}"])
     assert [entry for entry in asked.environment if entry not in others] == [f"{REQUEST}void"]
     assert {path: asked.nodes.get(path) for path in plain.nodes} == plain.nodes
     # In a user namespace nodes are the host's, mounted.

@@ -95,6 +95,16 @@ def test_every_step_in_its_order() -> None:
     assert plan(["--cuda-compat="]) == plan([]) == plan(["--mask-params=false"]) == []
 
 
+def test_each_device_link_is_an_operation_of_its_own() -> None:
+    """A container has one for each of its DRM nodes."""
+    links = [f"../card{number}::/dev/dri/by-path/{number}" for number in (0, 1)]
+    assert plan([word for link in links for word in ("--device-link", link)]) == [
+        DeviceLink("/dev/dri/by-path/0", "../card0"),
+        DeviceLink("/dev/dri/by-path/1", "../card1"),
+    ]
+    assert DeviceLink("/dev/dri/by-path/0", "../card0") != DeviceLink("/x", "../card0")
+
+
 def test_ahead_of_the_container_s_mounts_only_its_own_files_are_written() -> None:
     """What is on a mount is not there yet; and nothing is mounted on the host."""
     entry = CacheEntry("liba.so.1", "/d/liba.so.1", NATIVE)

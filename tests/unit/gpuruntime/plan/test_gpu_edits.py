@@ -103,6 +103,35 @@ def named(*gpus: GpuNodes, ids: tuple[str, ...] = ("all",), **options: Any) -> d
     return dict(gpu_edits.named_devices(found, strategies, STYLE, **options))
 
 
+@pytest.mark.parametrize(
+    ("libraries", "expected"),
+    [
+        ((("libcuda.so.1.2", "x86-64"),), ["/usr/lib64"]),
+        ((("libcuda.so.1.2", "x86-64"), ("nvidia/libx.so.1.2", "x86-64")),
+         ["/usr/lib64:/usr/lib64/nvidia"]),
+        # Neither plug-ins, nor libraries of 32 bits or of a version of their own.
+        ((("libcuda.so.1.2", "x86-64"), ("vdpau/libvdpau_nvidia.so.1.2", "x86-64"),
+          ("i386/libcuda.so.1.2", "i386"), ("egl/libnvidia-egl-gbm.so.1.1", "x86-64")),
+         ["/usr/lib64"]),
+        ((), []),
+    ],
+)  # fmt: skip
+def test_a_container_is_told_where_the_driver_s_libraries_are(
+    libraries: tuple[tuple[str, str], ...], expected: list[str]
+) -> None:
+    """By the incumbent's variable, which programs of images read."""
+    found = tuple(
+        Library(host_path=f"/driver/{name}", container_path=f"{DIRECTORY}/{name}", soname=name,
+                abi=abi)
+        for name, abi in libraries
+    )  # fmt: skip
+    driver = Driver(version="1.2", libraries=found, files=())
+    assert gpu_edits.common_edits(driver, (), (), STYLE)["env"] == [
+        *(f"NVIDIA_CTK_LIBCUDA_DIR={directories}" for directories in expected),
+        "NVIDIA_VISIBLE_DEVICES=void",
+    ]
+
+
 def test_names_follow_the_index_and_nodes_the_minor() -> None:
     """The two differ on real machines: index 0 may be /dev/nvidia3."""
     found = named(gpu(0, 3), gpu(1, 0))

@@ -20,7 +20,7 @@ from gpuruntime.errors import LdcacheError, MountError
 from gpuruntime.formats.ldcache_merge import ABI_FLAGS, CacheEntry
 from gpuruntime.system import drop_in, ops
 from gpuruntime.system.loader import LoaderCache
-from gpuruntime.system.ops import Link, MaskParams
+from gpuruntime.system.ops import DeviceLink, Link, MaskParams
 from gpuruntime.system.paths import Root
 
 if TYPE_CHECKING:
@@ -497,3 +497,29 @@ def test_link_13_a_directory_that_does_not_change_is_refused(image: Image, flag:
         assert os.listdir(place) == ["libx.so.1"]
     finally:
         subprocess.run(["chattr", f"-{flag}", place], check=True)
+
+
+@pytest.mark.parametrize("target", ["../card1", "/dev/dri/card1"])
+def test_a_link_to_a_node_is_made_with_its_directory(image: Image, target: str) -> None:
+    """The directory is in no container: it is made for the links, of which there are several."""
+    image.path("/dev/dri/card1").touch()
+    for name in ("pci-0000:1a:00.0-card", "pci-0000:1a:00.0-render"):
+        image.execute(DeviceLink(f"/dev/dri/by-path/{name}", target))
+        assert os.readlink(image.path(f"/dev/dri/by-path/{name}")) == target
+    assert image.warnings == []
+
+
+def test_a_link_to_a_node_of_another_container_is_not_made(image: Image) -> None:
+    """The common edits of a spec have the links of all its GPUs."""
+    image.path("/dev/dri/card1").touch()
+    image.execute(DeviceLink("/dev/dri/by-path/pci-0000:1b:00.0-card", "../card2"))
+    assert os.listdir(image.path("/dev/dri/card1").parent) == ["card1"]
+
+
+def test_a_link_to_a_node_that_cannot_be_made_is_left_out(image: Image) -> None:
+    """The container has the node all the same."""
+    image.path("/dev/dri/card1").touch()
+    image.path("/dev/dri/by-path").touch()
+    image.execute(DeviceLink("/dev/dri/by-path/pci-0000:1a:00.0-card", "../card1"))
+    (warning,) = image.warnings
+    assert warning.startswith('left out: cannot link "/dev/dri/by-path/pci-0000:1a:00.0-card"')
