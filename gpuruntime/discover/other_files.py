@@ -59,12 +59,15 @@ class Finder:
         self.problems: list[str] = []
 
     def binaries(self) -> None:
-        """Find each program where PATH finds it first, and there the container has it.
+        """Find each program where PATH finds it first, or else beside the libraries.
 
-        Whatever chain of alternatives leads to the file. Else beside the libraries, where no PATH
-        of an image leads: then the container has it in /usr/bin.
+        Whatever chain of alternatives leads to the file. The container has it in the same
+        directory if the PATH of an image has that, else in /usr/bin.
         """
-        usual = [(self._root, path, path) for path in search_paths.BINARIES]
+        usual = [
+            (self._root, path, path if path in search_paths.IMAGE_PATH else _BIN)
+            for path in search_paths.BINARIES
+        ]
         beside = [
             (root, path, _BIN)
             for root, libraries in self._directories

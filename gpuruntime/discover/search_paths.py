@@ -56,17 +56,10 @@ _LIBRARIES = (
     "/",
 )
 _LIBRARY_DIRECTORY = re.compile(r"lib(32|64|x32)?\Z")
-# Where PATH finds programs; the last are of NixOS.
-BINARIES = (
-    "/usr/local/sbin",
-    "/usr/local/bin",
-    "/usr/sbin",
-    "/usr/bin",
-    "/sbin",
-    "/bin",
-    "/opt/bin",
-    "/run/current-system/sw/bin",
-)
+# Where the PATH of an image finds programs.
+IMAGE_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+# Where that of a host does; the last is of NixOS.
+BINARIES = (*IMAGE_PATH, "/opt/bin", "/run/current-system/sw/bin")
 _DATA = ("/usr/local/share", "/usr/share")
 # Below /sys.
 FIRMWARE_PATH = "/module/firmware_class/parameters/path"

@@ -219,6 +219,16 @@ def test_usual_libraries_add_no_place_for_programs(libraries: str) -> None:
     assert search_paths.programs_beside("/") == []
 
 
+@pytest.mark.parametrize("directory", ["/opt/bin", "/run/current-system/sw/bin"])
+def test_a_program_outside_the_path_of_images_is_in_usr_bin(tree: Tree, directory: str) -> None:
+    """The host's PATH has such a directory, and that of a container has not."""
+    path = f"{directory}/nvidia-smi"
+    tree.file(path, elf(None), 0o755)
+    assert paths(tree, "binary") == {"/usr/bin/nvidia-smi": path}
+    tree.file("/usr/sbin/nvidia-smi", elf(None), 0o755)
+    assert paths(tree, "binary") == {"/usr/sbin/nvidia-smi": "/usr/sbin/nvidia-smi"}
+
+
 def test_a_program_is_where_path_finds_it(tree: Tree) -> None:
     """One that is no program is passed over, a link keeps its name."""
     tree.file("/usr/local/bin/nvidia-smi", "notes")
