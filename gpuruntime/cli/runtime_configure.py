@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpuruntime runtime configure`: make an engine know our runtime, or undo that."""
+"""`gpuruntime runtime configure`: register the runtime with an engine, or undo that."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gpuruntime.engines.config_paths import EngineConfig
 from gpuruntime.engines.runtime_entry import RuntimeEntry
 from gpuruntime.errors import ArgumentError, ConfigError, escape
 
-# What the incumbent's flag says for "the engine's own default".
+# The value of the incumbent's flag that stands for the engine's own default.
 SENTINEL = "RUNTIME_SPECIFIC_DEFAULT"
 PROGRAM = "gpu-container-runtime"
 HOOK = "gpu-container-runtime-hook"
@@ -51,16 +51,18 @@ def _flag(*names: str, help_: str) -> Callable[..., Any]:
     "--engine",
     "engine",
     metavar="ENGINE",
-    help=f"The engine: {', '.join(config_paths.names())}.  [default: the one that is here]",
+    help=f"The engine: {', '.join(config_paths.names())}.  [default: the installed one]",
 )
-@click.option("--config", "config_path", metavar="FILE", help="Its config file.")
+@click.option("--config", "config_path", metavar="FILE", help="The engine's config file.")
 @click.option(
     "--drop-in-config",
     "drop_in",
     metavar="FILE",
-    help='The drop-in to write; "": edit the config file itself.',
+    help='The drop-in to write; "" to edit the config file itself.',
 )
-@click.option("--runtime-name", "--nvidia-runtime-name", "name", help="Our name in the engine.")
+@click.option(
+    "--runtime-name", "--nvidia-runtime-name", "name", help="The runtime's name in the engine."
+)
 @click.option("--runtime-path", "--nvidia-runtime-path", "path", help="The runtime's program.")
 @_flag("--set-as-default", "--nvidia-set-as-default", help_="Make it the default runtime.")
 @_flag("--cdi.enabled", "--cdi.enable", "--enable-cdi", "has_cdi", help_="Turn CDI on.")
@@ -69,28 +71,32 @@ def _flag(*names: str, help_: str) -> Callable[..., Any]:
     "annotations",
     cls=CommaOption,
     metavar="PREFIX",
-    help="Have containerd hand on annotations that begin so; may be repeated.",
+    help="Make containerd pass annotations with this prefix; may be repeated.",
 )
 @_flag("--dry-run", help_="Print the new config, and a diff on standard error; write nothing.")
-@_flag("--undo", help_="Take our runtime out again.")
-@_flag("--check", help_="Print a diff and exit with 1 if the engine is not configured so.")
+@_flag("--undo", help_="Remove the runtime, and restore what it replaced.")
+@_flag("--check", help_="Print a diff and exit with 1 if the engine is not configured this way.")
 @click.option("--config-source", default="file", show_default=True, metavar="file|command")
-@click.option("--executable-path", default="", help="The engine's program, for the command.")
+@click.option(
+    "--executable-path", default="", help="The engine's program, for --config-source command."
+)
 @click.option("--config-mode", default="", help='"oci-hook": write a hook file instead.')
-@click.option("--oci-hook-path", default="", help="That file.  [default: standard output]")
-@click.option("--nvidia-runtime-hook-path", "--runtime-hook-path", "hook", help="Its program.")
+@click.option("--oci-hook-path", default="", help="The hook file.  [default: standard output]")
+@click.option(
+    "--nvidia-runtime-hook-path", "--runtime-hook-path", "hook", help="The hook's program."
+)
 @click.option(
     "--state-dir",
     envvar="GPURUNTIME_STATE_DIRECTORY",
     metavar="DIRECTORY",
-    help="Where it is kept what the files were before.",
+    help="Where the original files are recorded.",
 )
 @click.pass_context
 def configure(ctx: click.Context, /, **given: Any) -> None:  # noqa: ANN401 (click's)
-    """Make an engine know our runtime: edit its config, and say what to restart.
+    """Register the runtime with an engine: edit its config, and print how to restart it.
 
-    What is in the files stays, to the byte but for our lines. Nothing is restarted. "--undo"
-    gives back the files as they were, or, if somebody has edited them since, takes out ours.
+    Everything else in the files is kept to the byte. Nothing is restarted. "--undo" removes one
+    runtime; after the last one the files are as before, apart from edits that others have made.
     """
     options = _Options(**given)
     if options.check and (options.dry_run or options.undo):
@@ -116,7 +122,7 @@ def configure(ctx: click.Context, /, **given: Any) -> None:  # noqa: ANN401 (cli
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Options:
-    """The command line, and what it means on this host."""
+    """The options of the command line, and what they mean on this host."""
 
     engine: str | None
     config_path: str | None
@@ -138,17 +144,17 @@ class _Options:
 
     @property
     def is_incumbent(self) -> bool:
-        """Whether we were called by the incumbent's name, whose defaults are others."""
+        """Whether the command was called by the incumbent's name, which has other defaults."""
         return os.path.basename(sys.argv[0]) == "nvidia-ctk"
 
     @property
     def state(self) -> str:
-        """The directory of the records."""
+        """The directory of the undo records."""
         return self.state_dir or undo_records.default_directory(dict(os.environ), os.geteuid())
 
     @property
     def is_hook(self) -> bool:
-        """Whether a hook file is asked for, not a config."""
+        """Whether to write a hook file instead of a config."""
         return self.config_mode in ("oci-hook", "hook")
 
     @property
@@ -158,7 +164,7 @@ class _Options:
         return self.hook or (incumbent if self.is_incumbent else installed(HOOK))
 
     def file_set(self) -> tuple[EngineConfig | None, FileSet]:
-        """Return the engine, if it is one, and what there is to do; raise ConfigError if not."""
+        """Return the engine, None for a hook file, and the files to edit; raise ConfigError."""
         if self.is_hook:
             text = oci_hook.document(self.hook_program)
             path = os.path.abspath(self.oci_hook_path)
@@ -174,7 +180,7 @@ class _Options:
         )
 
     def engine_config(self) -> EngineConfig:
-        """Return where the engine's config is; raise ConfigError if that cannot be told."""
+        """Return where the engine's config is; raise ConfigError if there is none to edit."""
         host = config_paths.this_host()
         default = "docker" if self.is_incumbent else None
         brand = "nvidia" if self.is_incumbent else "gpuruntime"
@@ -193,11 +199,11 @@ class _Options:
         if self.drop_in and engine_config.family in ("docker", "template"):
             raise ConfigError(
                 f"{engine_config.name} does not support drop-in configs",
-                "leave --drop-in-config away",
+                "omit --drop-in-config",
             )
         if self.drop_in and not os.path.isabs(self.drop_in):
             raise ArgumentError(
-                f'the drop-in "{self.drop_in}" is no absolute path', "give it from / on"
+                f'the drop-in "{self.drop_in}" is not an absolute path', "begin it with /"
             )
         drop_in = self.drop_in and os.path.normpath(self.drop_in)
         if drop_in == engine_config.config:
@@ -205,7 +211,7 @@ class _Options:
         return dataclasses.replace(engine_config, drop_in=drop_in, last="")
 
     def entry(self, engine_config: EngineConfig) -> RuntimeEntry:
-        """Return the runtime that the engine is to know; raise ConfigError if it cannot be."""
+        """Return the runtime to register; raise ConfigError if its name or path is not valid."""
         brand = "nvidia" if self.is_incumbent else "gpuruntime"
         default = installed(PROGRAM)
         if self.is_incumbent:
@@ -225,7 +231,7 @@ class _Options:
         return entry
 
     def source(self, engine_config: EngineConfig) -> str | None:
-        """Return the config as the engine's own program prints it, None if not asked for."""
+        """Return the config that the engine's own program prints, None to read its file."""
         if self.config_source not in ("file", "command"):
             raise ArgumentError(
                 f'unrecognized config source "{self.config_source}"', 'use "file" or "command"'
@@ -233,7 +239,7 @@ class _Options:
         if self.config_source == "file":
             return None
         if engine_config.family not in ("containerd", "crio"):
-            _warn(f"{engine_config.name} prints no config: its file is read")
+            _warn(f"{engine_config.name} cannot print its config: its file is read")
             return None
         if engine_config.family == "crio":
             first = [self.executable_path or "crio", "status", "config"]
@@ -288,7 +294,7 @@ def _report(lines: list[str], engine_config: EngineConfig | None) -> None:
 
 
 def installed(program: str) -> str:
-    """Return the path of the *program* that is installed with us."""
+    """Return the path of the *program* that is installed beside this one."""
     # The name that we were called by may be a link, with nothing else beside it.
     beside = os.path.join(os.path.dirname(os.path.realpath(sys.argv[0])), program)
     for path in (beside, os.path.join(sys.prefix, "bin", program)):
@@ -307,7 +313,7 @@ def _kubelet_wants_systemd() -> bool:
 
 
 def _ask(commands: list[list[str]]) -> str:
-    """Return what the first of *commands* that works prints; raise ConfigError if none does."""
+    """Return the output of the first of *commands* that succeeds; raise ConfigError."""
     errors = []
     for command in commands:
         try:
@@ -319,10 +325,10 @@ def _ask(commands: list[list[str]]) -> str:
         except subprocess.CalledProcessError as error:
             errors.append(f"{' '.join(command)}: status {error.returncode}: {error.stderr}")
         except subprocess.TimeoutExpired:
-            errors.append(f"{' '.join(command)}: no answer in {ASK_TIMEOUT_S} s")
+            errors.append(f"{' '.join(command)}: no output in {ASK_TIMEOUT_S} s")
         else:
             return done.stdout
     raise ConfigError(
-        f"the engine does not print its config: {'; '.join(errors)}",
+        f"the engine failed to print its config: {'; '.join(errors)}",
         'use "--config-source file", or name the program with "--executable-path"',
     )

@@ -187,7 +187,7 @@ def installed(host: HostFacts) -> list[str]:
 
 
 def present(host: HostFacts) -> list[str]:
-    """Return the names of the engines that are here; docker's containerd does not count."""
+    """Return the names of the installed engines; docker's own containerd is not one."""
     found = installed(host)
     rootless = os.path.join(_home_config(host), "docker", "daemon.json")
     if host.uid != 0 and host.exists(rootless):
@@ -200,14 +200,16 @@ def present(host: HostFacts) -> list[str]:
 
 
 def choose(host: HostFacts) -> str:
-    """Return the name of the one engine that is here; raise ConfigError if it is not one."""
+    """Return the name of the installed engine; raise ConfigError if there is not exactly one."""
     found = present(host)
     if len(found) == 1:
         return found[0]
     if not found:
-        raise ConfigError("no engine found here", f"name one with --runtime: {', '.join(names())}")
+        raise ConfigError(
+            "no container engine found", f"name one with --runtime: {', '.join(names())}"
+        )
     raise ConfigError(
-        f"there are several engines here: {', '.join(found)}", "name the one with --runtime"
+        f"found several container engines: {', '.join(found)}", "choose one with --runtime"
     )
 
 
@@ -230,7 +232,7 @@ def is_of_snap(path: str) -> bool:
 
 
 def snap_refusal() -> ConfigError:
-    """Return why the docker snap cannot be configured."""
+    """Return the error of an attempt to configure the docker snap."""
     return ConfigError(
         "docker from the snap cannot run a program of the host: its dockerd lives in the snap's "
         "own mount namespace, where neither our runtime nor the driver's files are",

@@ -40,19 +40,19 @@ def files_of(engine: EngineConfig, entry: RuntimeEntry, source: str | None) -> F
         if main and containerd_document.version_of(main) > version:
             raise ConfigError(
                 f'"{engine.config}" has version {containerd_document.version_of(main)}, but the '
-                f"containerd that was asked has version {version}: it is another one",
+                f"queried containerd has version {version}: the file belongs to another one",
                 'name its program with "--executable-path", or use "--config-source file"',
             )
     cri = containerd_document.cri_settings(known, version)
     notes = []
     if containerd_document.is_cri_disabled(main):
         notes.append(
-            f'"{engine.config}" turns the CRI plugin off by "disabled_plugins": Kubernetes gets '
+            f'"{engine.config}" disables the CRI plugin by "disabled_plugins": Kubernetes has '
             "no runtime from this containerd"
         )
     if containerd_document.runtime_to_copy(cri, entry) is None and not entry.has_systemd_cgroup:
         notes.append(
-            f'no runtime to take options from: "{entry.name}" has the defaults, without '
+            f'no runtime to copy options from: "{entry.name}" has the defaults, without '
             "SystemdCgroup"
         )
     if version == 1 or not engine.drop_in:
@@ -67,7 +67,7 @@ def files_of(engine: EngineConfig, entry: RuntimeEntry, source: str | None) -> F
     before, after = containerd_imports.around(main, engine.config, engine.drop_in)
     notes += [
         f'"{path}" is read after "{engine.drop_in}": a containerd before 2.1 takes all settings '
-        "of the CRI plugin from the last file, and forgets ours"
+        "of the CRI plugin from the last file, and ignores ours"
         for path in after
         if _has_cri(path, version)
     ]

@@ -39,7 +39,7 @@ def version_of(document: Mapping[str, Any]) -> int:
         return NEW_VERSION
     version = document.get("version", 1)
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise BadFileError("has a version that is no number from 1 on", "correct it")
+        raise BadFileError('has a "version" that is not a positive integer', "correct it")
     return version
 
 
@@ -89,7 +89,7 @@ def _runtime(
         table["runtime_type"] = RUNTIME_TYPE
     options = table.setdefault("options", {})
     if not isinstance(options, dict):
-        raise BadFileError('has "options" of a runtime that are no table', "correct it")
+        raise BadFileError('has "options" of a runtime, which is not a table', "correct it")
     options["BinaryName"] = entry.path
     if version == 1:
         options["Runtime"] = entry.path
@@ -103,7 +103,9 @@ def _runtime(
 def _annotations(table: Mapping[str, Any], entry: RuntimeEntry) -> list[str]:
     known = table.get("container_annotations", [])
     if not isinstance(known, list) or not all(isinstance(item, str) for item in known):
-        raise BadFileError("has container_annotations that are no list of strings", "correct it")
+        raise BadFileError(
+            'has "container_annotations", which is not a list of strings', "correct it"
+        )
     ours = entry.annotation_patterns()
     return [*ours, *(item for item in known if item not in ours)]
 

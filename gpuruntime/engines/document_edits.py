@@ -22,7 +22,7 @@ EMPTY = {"json": "{}", "toml": "", "text": ""}
 
 
 def parse(kind: Kind, text: str) -> dict[str, Any]:
-    """Return the document that *text* is; raise BadFileError if it is none."""
+    """Return the document in *text*; raise BadFileError if it cannot be parsed."""
     return json_text.parse(text) if kind == "json" else toml_text.parse(text)
 
 
@@ -33,7 +33,9 @@ def look_up(document: Mapping[str, Any], path: Path) -> Any:  # noqa: ANN401 (an
         if value is None:
             break
         if not isinstance(value, dict):
-            raise BadFileError(f'has "{".".join(path[:depth])}", which is no table', "correct it")
+            raise BadFileError(
+                f'has "{".".join(path[:depth])}", which is not a table', "correct it"
+            )
         value = value.get(part)
     return value
 
@@ -44,7 +46,7 @@ def table_at(document: Mapping[str, Any], path: Path) -> dict[str, Any]:
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise BadFileError(f'has "{".".join(path)}", which is no table', "correct it")
+        raise BadFileError(f'has "{".".join(path)}", which is not a table', "correct it")
     return found
 
 
@@ -76,7 +78,7 @@ def put(document: dict[str, Any], path: Path, value: Any) -> None:  # noqa: ANN4
 
 
 def apply(kind: Kind, text: str, edits: Sequence[Edit]) -> str:
-    """Return *text* with *edits* made; what is as wanted stays as it is written."""
+    """Return *text* with *edits* made; what has the right value already is not rewritten."""
     language = json_text if kind == "json" else toml_text
     for path, value in edits:
         found = look_up(parse(kind, text), path)
@@ -104,9 +106,9 @@ def _put(kind: Kind, text: str, path: Path, found: Any, value: Any) -> str:  # n
 
 
 def without(kind: Kind, text: str | None, original: str | None, written: str) -> str | None:
-    """Return *text* without what made *written* of *original*; None: there would be no file.
+    """Return *text* with the changes from *original* to *written* reverted; None: no file.
 
-    What somebody else has changed since stays. Raises BadFileError where that cannot be told.
+    Later changes by others are kept. Raises BadFileError if a text cannot be parsed.
     """
     if text is None or text == written:
         return original if text is not None else None
@@ -122,7 +124,7 @@ def without(kind: Kind, text: str | None, original: str | None, written: str) ->
 
 
 def is_same(kind: Kind, one: str | None, other: str | None) -> bool:
-    """Return whether the two texts mean the same."""
+    """Return whether the two texts have the same values."""
     if one is None or other is None or kind == "text":
         return one == other
     return repr(_sorted(parse(kind, one))) == repr(_sorted(parse(kind, other)))
@@ -138,7 +140,7 @@ def _sorted(value: Any) -> Any:  # noqa: ANN401 (any value)
 def _reverts(
     path: Path, before: Mapping[str, Any], ours: Mapping[str, Any], now: Mapping[str, Any]
 ) -> Iterator[Edit]:
-    """Give the edits that take what *ours* has changed in *before* out of *now*."""
+    """Return the edits of *now* that revert what *ours* has changed in *before*."""
     for key in {**ours, **before}:
         old, mine, here = before.get(key), ours.get(key), now.get(key)
         if old == mine:
@@ -154,7 +156,7 @@ def _reverts(
 
 
 def _prune(kind: Kind, text: str, before: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """Take out tables of *ours* that are empty now and were not there *before*."""
+    """Remove tables of *ours* that are empty now and did not exist *before*."""
     for path in sorted(_tables((), ours), key=len, reverse=True):
         document = parse(kind, text)
         try:
@@ -183,7 +185,7 @@ def _leaves(table: Mapping[str, Any]) -> bool:
 
 
 def _without_lines(text: str, original: str | None, written: str) -> str | None:
-    """Take out the lines that *written* has and *original* had not; they must be in one piece."""
+    """Remove the lines that *written* added to *original*, each block if it is still whole."""
     old = (original or "").splitlines(keepends=True)
     new = written.splitlines(keepends=True)
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)

@@ -22,14 +22,14 @@ def read(path: str, max_bytes: int = MAX_BYTES) -> str | None:
     except FileNotFoundError:
         if os.path.islink(path):
             raise ConfigError(
-                f'"{path}" is a link to nothing', "remove it, or make what it leads to"
+                f'"{path}" is a dangling symlink', "remove it, or create its target"
             ) from None
         return None
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise ConfigError(f'"{path}" is no regular file', "name a config file")
+            raise ConfigError(f'"{path}" is not a regular file', "name a config file")
         with open(fd, "rb", closefd=False) as stream:
             data = stream.read(max_bytes + 1)
     except OSError as error:
@@ -46,10 +46,10 @@ def read(path: str, max_bytes: int = MAX_BYTES) -> str | None:
 
 
 def replace(path: str, text: str, mode: int = NEW_FILE_MODE) -> None:
-    """Have *text* in the file *path*, atomically; missing directories are made (0755).
+    """Replace the content of the file *path* by *text*, atomically; make missing directories.
 
-    A file that is there keeps mode, owner and extended attributes, a link to it stays one. Raises
-    ConfigError with nothing half-written, also for what is there and is no file.
+    An existing file keeps mode, owner and extended attributes; a symlink to it is kept. Raises
+    ConfigError, with nothing half-written, also if *path* is not a regular file.
     """
     try:
         target = resolve(path)
@@ -95,7 +95,7 @@ def resolve(path: str) -> str:
     if os.path.islink(path) and not may_trust(os.stat(os.path.dirname(os.path.abspath(path)))):
         # Someone else's link could lead anywhere, and we are root.
         raise ConfigError(
-            f'"{path}" is a link where others may write', "name the file that is meant"
+            f'"{path}" is a symlink in a directory that others can write to', "name its target"
         )
     return os.path.realpath(path)
 
@@ -108,7 +108,7 @@ def _replace(path: str, data: bytes, mode: int) -> None:
         before = None
     if before is not None and not stat.S_ISREG(before.st_mode):
         # The rename would put a file in the place of a device, for all who use it.
-        raise ConfigError(f'"{path}" is no regular file', "name a config file")
+        raise ConfigError(f'"{path}" is not a regular file', "name a config file")
     dirfd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         # Hidden, and without the name's suffix: an engine reads no "*.toml" of ours by halves.

@@ -14,7 +14,7 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 def document(program: str) -> str:
     """Return a hook file by which every container has the prestart hook *program*."""
     if not program.startswith("/"):
-        raise ConfigError(f'the hook\'s path "{program}" is not absolute', "give it from / on")
+        raise ConfigError(f'the hook\'s path "{program}" is not absolute', "begin it with /")
     directory = os.path.dirname(program)
     path = _PATH if directory in _PATH.split(":") else f"{_PATH}:{directory}"
     hook = {

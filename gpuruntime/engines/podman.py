@@ -42,7 +42,7 @@ def configure(
     if names is None:
         names = _DEFAULT_JSON if known is None else known
     if not isinstance(names, list):
-        raise BadFileError(f'has "{".".join(JSON)}", which is no list', "correct it")
+        raise BadFileError(f'has "{".".join(JSON)}", which is not a list', "correct it")
     edits: list[Edit] = []
     if entry.is_default:
         edits.append((RUNTIME, entry.name))

@@ -48,7 +48,7 @@ def configure(text: str | None, entry: RuntimeEntry, version: int) -> str:
     quoted = re.escape(entry.name)
     if re.search(rf"""^[ \t]*\[plugins\..*\.runtimes\.["']?{quoted}["']?\]""", rest, re.MULTILINE):
         raise BadFileError(
-            f'has a runtime "{entry.name}" that is not ours', "take it out, or choose another name"
+            f'has a runtime "{entry.name}" that is not ours', "remove it, or choose another name"
         )
     block = _block(entry, version, has_field=BASE.strip() in rest or ".SystemdCgroup" in rest)
     if any(_has_name(match, entry.name) for match in _BLOCK.finditer(text)):
@@ -97,7 +97,7 @@ def files_of(engine: EngineConfig, entry: RuntimeEntry, source: str | None) -> F
         raise ConfigError(
             f"{engine.name} does not start with a default runtime that it has not found itself, "
             f'and of ours it finds "nvidia" only',
-            "ask for the runtime by a RuntimeClass, or give --runtime-name nvidia after an "
+            "select the runtime by a RuntimeClass, or use --runtime-name nvidia after an "
             "installation under the incumbent's names",
         )
     return FileSet([_in_template(engine, entry)], notes)

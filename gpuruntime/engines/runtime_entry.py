@@ -18,7 +18,7 @@ LOW_LEVEL = ("runc", "crun")
 
 @dataclass(frozen=True, slots=True)
 class RuntimeEntry:
-    """A runtime: its *name* in the engine, its program, and what is asked for besides."""
+    """A runtime: its *name* in the engine, the *path* of its program, and its options."""
 
     name: str
     path: str
@@ -28,7 +28,7 @@ class RuntimeEntry:
     has_systemd_cgroup: bool = False
 
     def check(self, *, is_absolute: bool) -> None:
-        """Raise ConfigError if name or path cannot be what they are for."""
+        """Raise ConfigError if the name or the path is not valid."""
         if not _NAME.fullmatch(self.name):
             raise ConfigError(
                 f'invalid runtime name "{self.name}"',
@@ -41,15 +41,13 @@ class RuntimeEntry:
         if is_absolute and not self.path.startswith("/"):
             raise ConfigError(
                 f'the runtime\'s path "{self.path}" is not absolute',
-                "give --runtime-path from / on",
+                "begin --runtime-path with /",
             )
         if not self.path or not self.path.isprintable() or "{{" in self.path:
-            raise ConfigError(
-                f'the runtime\'s path "{self.path}" is none', "give the path of the program"
-            )
+            raise ConfigError(f'the runtime\'s path "{self.path}" is not valid', "name a program")
 
     def annotation_patterns(self) -> list[str]:
-        """Return what containerd is to hand on of a container's annotations."""
+        """Return the patterns of the annotations that containerd passes to the runtime."""
         return [prefix if prefix.endswith("*") else f"{prefix}*" for prefix in self.annotations]
 
 

@@ -43,7 +43,7 @@ def parse(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     # ValueError: more than TOMLDecodeError comes out, as for a number of 5000 digits.
     except (ValueError, OverflowError, RecursionError) as error:
-        raise BadFileError(f"is no TOML: {error}", "correct the file") from error
+        raise BadFileError(f"is not valid TOML: {error}", "correct the file") from error
 
 
 def assign(text: str, path: Path, value: Any) -> str:  # noqa: ANN401 (any TOML value)
@@ -93,7 +93,7 @@ def remove(text: str, path: Path) -> str:
         if changed is not None and has_meaning(changed, wanted):
             return changed
     raise BadFileError(
-        f'is written so that "{".".join(path)}" cannot be taken out', "take it out by hand"
+        f'is written so that "{".".join(path)}" cannot be removed from it', "remove it by hand"
     )
 
 

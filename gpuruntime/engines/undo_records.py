@@ -62,12 +62,12 @@ def load_all(directory: str) -> list[UndoRecord]:
 
 
 def load(directory: str, path: str) -> UndoRecord | None:
-    """Return the record of the file *path*, None if there is none; raise ConfigError if broken."""
+    """Return the record of the file *path*, None if there is none; raise ConfigError."""
     name = _name(directory, path)
     if os.path.isdir(directory) and not may_trust(os.stat(directory)):
         # What a record says was before is what an undo writes.
         raise ConfigError(
-            f'others may write to "{directory}"', 'name another directory with "--state-dir"'
+            f'others can write to "{directory}"', 'name another directory with "--state-dir"'
         )
     try:
         text = files.read(name, MAX_BYTES)
@@ -97,7 +97,7 @@ def _registration(fields: dict[str, Any]) -> Registration:
 
 
 def store(directory: str, record: UndoRecord) -> None:
-    """Keep *record*; raise ConfigError if that cannot be."""
+    """Write *record* to *directory*; raise ConfigError if that fails."""
     document = {
         "format": FORMAT,
         "path": record.path,
@@ -113,7 +113,7 @@ def store(directory: str, record: UndoRecord) -> None:
         files.replace(name, json.dumps(document, indent=2) + "\n", 0o600)
     except (OSError, ConfigError) as error:
         raise ConfigError(
-            f'cannot keep "{record.path}" as it was in "{directory}": {error}',
+            f'cannot record the original of "{record.path}" in "{directory}": {error}',
             'name another directory with "--state-dir"',
         ) from error
 

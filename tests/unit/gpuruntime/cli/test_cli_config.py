@@ -462,7 +462,7 @@ def test_a_link_of_somebody_else_is_not_followed(tmp_path: Path) -> None:
     shared.chmod(0o1777)
     (tmp_path / "precious").write_text("x")
     (shared / "config.toml").symlink_to(tmp_path / "precious")
-    assert "others may write" in said(run("default", "-o", shared / "config.toml"))
+    assert "others can write" in said(run("default", "-o", shared / "config.toml"))
     assert (tmp_path / "precious").read_text() == "x"
 
 

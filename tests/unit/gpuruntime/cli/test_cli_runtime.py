@@ -334,8 +334,8 @@ BAD = {
     "a key twice": ("docker", b'{"runtimes": {}, "runtimes": {}}', 'the key "runtimes" twice'),
     "a key twice inside": ("docker", b'{"a": {"b": 1, "b": 2}}', 'the key "b" twice'),
     "NaN": ("docker", b'{"a": NaN}', "NaN"),
-    "runtimes are a list": ("docker", b'{"runtimes": []}', '"runtimes", which is no table'),
-    "features are a text": ("docker", b'{"features": "cdi"}', '"features", which is no table'),
+    "runtimes are a list": ("docker", b'{"runtimes": []}', '"runtimes", which is not a table'),
+    "features are a text": ("docker", b'{"features": "cdi"}', '"features", which is not a table'),
     "a byte order mark in TOML": ("containerd", b"\xef\xbb\xbfversion = 2\n", "byte order mark"),
     "no UTF-8": ("docker", b'{\n"a": "\xff"}', "line 2 is not UTF-8"),
     "too big": ("docker", b"{" + b" " * (10 << 20) + b"}", "more than 1048576 bytes"),
@@ -345,7 +345,7 @@ BAD = {
     "a key of a million parts": ("containerd", b"a." * 100_000 + b"a = 1", "too many parts"),
     "imports are a text": ("containerd", b'version = 2\nimports = "x"\n', "not a list of strings"),
     "plugins are a list": ("containerd", b"version = 2\nplugins = []\n", '"plugins", which is no'),
-    "version is a text": ("containerd", b'version = "2"\n', "no number"),
+    "version is a text": ("containerd", b'version = "2"\n', "not a positive integer"),
     "runc is no table": (
         "containerd",
         b'version = 3\nplugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc = 1\n',
@@ -354,17 +354,17 @@ BAD = {
     "annotations are a text": (
         "containerd",
         b"version = 1\n[plugins.cri.containerd.runtimes.runc]\ncontainer_annotations = 'x'\n",
-        "no list of strings",
+        "not a list of strings",
     ),
     "CRI-O's runtimes are a list": (
         "crio",
         b"[crio.runtime]\nruntimes = []\n",
-        '"crio.runtime.runtimes", which is no table',
+        '"crio.runtime.runtimes", which is not a table',
     ),
     "podman's JSON runtimes are a text": (
         "podman",
         b'[engine]\nruntime_supports_json = "runc"\n',
-        "which is no list",
+        "which is not a list",
     ),
 }
 
@@ -421,7 +421,7 @@ def test_a_link_where_others_may_write_is_not_followed(engine: Engine) -> None:
     error, _ = said(
         engine.run("--runtime", "docker", "--config", directory / "daemon.json", "--check")
     )
-    assert "a link where others may write" in error
+    assert "a symlink in a directory that others can write to" in error
 
 
 @pytest.mark.parametrize(
@@ -432,7 +432,7 @@ def test_a_link_where_others_may_write_is_not_followed(engine: Engine) -> None:
         (("--runtime=docker", "--config=/var/snap/docker/current/config/daemon.json"), "snap"),
         (("--runtime=docker", "--drop-in-config=/x"), "docker does not support drop-in configs"),
         (("--runtime=k3s", "--drop-in-config=/x"), "k3s does not support drop-in configs"),
-        (("--runtime=crio", "--drop-in-config=x"), "no absolute path"),
+        (("--runtime=crio", "--drop-in-config=x"), "not an absolute path"),
         (("--runtime=containerd", "--runtime-path=x"), "not absolute"),
         (("--runtime=docker", "--runtime-name=a b"), 'invalid runtime name "a b"'),
         (("--runtime=docker", "--runtime-name=runc"), "own runtime"),
@@ -481,7 +481,7 @@ def test_a_program_of_another_containerd_is_found_out(engine: Engine) -> None:
     path.write_text("version = 3\n")
     words = ("--runtime=containerd", "--config-source=command", "--config", path)
     error, _ = said(engine.run(*words, "--executable-path", program, "--runtime-path", PROGRAM))
-    assert "it is another one" in error
+    assert "belongs to another one" in error
     program.write_text("#!/bin/sh\necho broken >&2\nexit 3\n")
     error, _ = said(engine.run(*words, "--executable-path", program, "--runtime-path", PROGRAM))
     assert "status 3: broken" in error

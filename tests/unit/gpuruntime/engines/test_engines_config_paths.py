@@ -69,7 +69,7 @@ def test_the_one_engine_that_is_here_is_meant(here: HostFacts, name: str) -> Non
             host("/usr/bin/dockerd", "/etc/containerd/config.toml", "/var/lib/kubelet"),
             "docker, containerd",
         ),
-        (host(), "no engine found"),
+        (host(), "no container engine found"),
     ],
 )
 def test_several_engines_or_none_are_listed(here: HostFacts, what: str) -> None:

@@ -117,5 +117,5 @@ def test_null_is_as_good_as_nothing() -> None:
 
 def test_a_value_on_the_way_is_named() -> None:
     """By its path in the document."""
-    with pytest.raises(BadFileError, match=r'has "a\.b", which is no table'):
+    with pytest.raises(BadFileError, match=r'has "a\.b", which is not a table'):
         document_edits.apply("toml", "[a]\nb = 1\n", [(("a", "b", "c"), 1)])

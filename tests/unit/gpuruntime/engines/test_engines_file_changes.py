@@ -189,7 +189,7 @@ def test_records_that_others_may_write_are_not_believed(tmp_path: Path) -> None:
     path.write_text(BEFORE)
     state.mkdir()
     state.chmod(0o777)
-    with pytest.raises(ConfigError, match="others may write"):
+    with pytest.raises(ConfigError, match="others can write"):
         undo(path, state)
     assert path.read_text() == BEFORE
 
