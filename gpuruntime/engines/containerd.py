@@ -77,7 +77,9 @@ def files_of(engine: EngineConfig, entry: RuntimeEntry, source: str | None) -> F
             drop_in(
                 engine.drop_in,
                 containerd_document.shared_settings(effective, version, cri),
-                lambda document: containerd_document.configure(document, entry, version, cri),
+                lambda document: containerd_document.configure(
+                    document, entry, version, effective, cri
+                ),
                 lambda document: containerd_document.remove(document, entry.name),
             ),
             edited(
@@ -99,9 +101,10 @@ def _in_place(
 ) -> list[Edit]:
     """Return the edits of a config *document* that has the runtimes itself."""
     version = containerd_document.version_of(document) if document else version
+    own = containerd_document.cri_settings(document, version)
     return [
         *containerd_document.with_runc(document, version),
-        *containerd_document.configure(document, entry, version, cri),
+        *containerd_document.configure(document, entry, version, own, cri),
     ]
 
 

@@ -8,7 +8,7 @@ must contain a copy of the whole table.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpuruntime.engines.document_edits import Edit, Path, check_spelling, look_up, put, table_at
@@ -67,23 +67,23 @@ def is_cri_disabled(document: Mapping[str, Any]) -> bool:
 def runtime_to_copy(cri: Mapping[str, Any], entry: RuntimeEntry) -> dict[str, Any] | None:
     """Return the settings of the runtime whose options *entry* gets; None if there is none.
 
-    A runtime that runs the same program is *entry* under another name, not one to copy, and a runc
-    without options has nothing to copy.
+    A runtime that runs the same program is *entry* under another name, not one to copy.
     """
     runtimes = table_at(cri, ("containerd", "runtimes"))
     for name in candidates(look_up(cri, ("containerd", "default_runtime_name")), entry.name):
         if name in runtimes:
             table = table_at(runtimes, (name,))
-            if table != _RUNC and look_up(table, ("options", "BinaryName")) != entry.path:
+            if look_up(table, ("options", "BinaryName")) != entry.path:
                 return copy.deepcopy(table)
     return None
 
 
 def _runtime(
-    cri: Mapping[str, Any], fallback: Mapping[str, Any], entry: RuntimeEntry, version: int
+    sources: Iterable[Mapping[str, Any]], entry: RuntimeEntry, version: int
 ) -> dict[str, Any]:
     """Return the table of the runtime *entry*: a copy, but for the program that is run."""
-    copied = runtime_to_copy(cri, entry) or runtime_to_copy(fallback, entry)
+    copies = (runtime_to_copy(cri, entry) for cri in sources)
+    copied = next((table for table in copies if table is not None), None)
     table = copied if copied is not None else dict(_BARE_RUNTIME)
     if not table.get("runtime_type"):
         table["runtime_type"] = RUNTIME_TYPE
@@ -114,12 +114,13 @@ def configure(
     document: Mapping[str, Any],
     entry: RuntimeEntry,
     version: int,
-    fallback: Mapping[str, Any] | None = None,
+    *sources: Mapping[str, Any],
 ) -> list[Edit]:
-    """Return the edits that make *entry* known to the config *document*, which has all itself.
+    """Return the edits that register *entry* in the config *document*.
 
-    If it has no runtime to copy, that is looked for in *fallback*, another CRI table. Raises
-    BadFileError if something else is where a table must be.
+    Its options are copied from the first of *sources*, settings of the CRI plugin, that has a
+    runtime to copy; without *sources*, from *document*. Raises BadFileError if something else is
+    where a table must be.
     """
     base = plugin_path(version)
     cri = cri_settings(document, version)
@@ -138,7 +139,7 @@ def configure(
         found.append(((*containerd, "default_runtime_name"), entry.name))
     elif default == entry.name:
         found.append(((*containerd, "default_runtime_name"), None))
-    table = _runtime(cri, fallback or {}, entry, version)
+    table = _runtime(sources or (cri,), entry, version)
     found.append(((*containerd, "runtimes", entry.name), table))
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -284,6 +285,18 @@ def test_a_kubelet_with_systemd_cgroups_is_heard(tmp_path: Path) -> None:
     assert found.notes == []
     assert "SystemdCgroup = true" in str(found.files[0].configure(None))
     assert "SystemdCgroup" in file_sets.to_configure(place, ENTRY).notes[0]
+
+
+def test_a_new_drop_in_has_the_kubelet_s_cgroups_and_runc(tmp_path: Path) -> None:
+    """The runc that is added, as containerd has it, is not one to copy."""
+    drop_in = str(tmp_path / "conf.d" / "99-x.toml")
+    place = EngineConfig("containerd", "containerd", str(tmp_path / "config.toml"), drop_in, "")
+    entry = RuntimeEntry("gpuruntime", "/usr/bin/x", has_systemd_cgroup=True)
+    text = str(file_sets.to_configure(place, entry).files[0].configure(None))
+    plugin = tomllib.loads(text)["plugins"]["io.containerd.grpc.v1.cri"]
+    runtimes = plugin["containerd"]["runtimes"]
+    assert runtimes["runc"] == {"runtime_type": "io.containerd.runc.v2"}
+    assert runtimes["gpuruntime"]["options"] == {"BinaryName": "/usr/bin/x", "SystemdCgroup": True}
 
 
 def test_a_drop_in_that_is_read_after_ours_is_named(tmp_path: Path) -> None:
