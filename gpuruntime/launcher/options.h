@@ -45,7 +45,7 @@ static const struct option OPTIONS[] = {
 	{"version", QUERY},
 };
 
-/* Those of create: CREATE_OPTIONS there. */
+/* Those of create and of run: CREATE_OPTIONS there. */
 static const struct option CREATE_OPTIONS[] = {
 	{"?", QUERY},
 	{"b", VALUE},
@@ -64,8 +64,16 @@ static const struct option CREATE_OPTIONS[] = {
 	{"usage", QUERY},
 };
 
-/* *understood* are the global options, and then *plain* those of create, which asks nothing else.
- * *debug*: a log of everything is wanted.
+/* Those that run has besides: RUN_OPTIONS there. */
+static const struct option RUN_OPTIONS[] = {
+	{"d", FLAG},
+	{"detach", FLAG},
+	{"keep", FLAG},
+};
+
+/* *creates*: the subcommand makes a container, which create and run do.
+ * *understood*: the global options are in their table; *plain*: so are those of create or run, and
+ * none asks for help.  *debug*: a log of everything is wanted.
  * The bundle, NULL for the working directory, and crun's other file in place of its config.json,
  * NULL for that, are known of plain ones only. */
 struct command {
@@ -89,9 +97,24 @@ static const struct option *find_option(
 	return NULL;
 }
 
-/* Reads the words behind "create", where options may follow arguments; false if that is not plain. */
+/* The option of create, or with *runs* of run, whose name is the *length* bytes at *name*, or NULL. */
+static const struct option *find_creating(bool runs, const char *name, size_t length)
+{
+	const struct option *option = find_option(
+		CREATE_OPTIONS, sizeof CREATE_OPTIONS / sizeof *CREATE_OPTIONS, name, length);
+
+	if (option == NULL && runs)
+		option = find_option(RUN_OPTIONS, sizeof RUN_OPTIONS / sizeof *RUN_OPTIONS, name, length);
+	return option;
+}
+
+/* Reads the words from the subcommand on, which is create or run; options may follow arguments.
+ * False if that is not plain. */
 static bool parse_create(char **args, struct command *command)
 {
+	const bool runs = equal(*args++, "run");
+
+
 	for (; *args != NULL; args++) {
 		const char *name = *args;
 		const struct option *option;
@@ -103,7 +126,7 @@ static bool parse_create(char **args, struct command *command)
 		if (name[0] == '\0')
 			break;
 		length = until(name, '=');
-		option = find_option(CREATE_OPTIONS, sizeof CREATE_OPTIONS / sizeof *CREATE_OPTIONS, name, length);
+		option = find_creating(runs, name, length);
 		if (option == NULL || option->kind == QUERY)
 			return false;
 		if (option->kind == VALUE) {
@@ -164,8 +187,8 @@ static struct command parse(char **args)
 		}
 	}
 	command.understood = true;
-	command.creates = !asks && *args != NULL && equal(*args, "create");
-	command.plain = command.creates && parse_create(args + 1, &command);
+	command.creates = !asks && *args != NULL && (equal(*args, "create") || equal(*args, "run"));
+	command.plain = command.creates && parse_create(args, &command);
 	return command;
 }
 

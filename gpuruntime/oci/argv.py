@@ -67,6 +67,11 @@ CREATE_OPTIONS = {
     "usage": QUERY,
 }
 
+# What `run` has besides: it creates and starts in one call, for builds and by hand.
+RUN_OPTIONS = {**CREATE_OPTIONS, "d": FLAG, "detach": FLAG, "keep": FLAG}
+# The subcommands that create a container, and their options.
+CREATING = {"create": CREATE_OPTIONS, "run": RUN_OPTIONS}
+
 # What Go's strconv.ParseBool takes for false; all else is true, or an error of the runtime's own.
 _FALSE = ("0", "f", "F", "false", "FALSE", "False")
 
@@ -74,7 +79,7 @@ _FALSE = ("0", "f", "F", "false", "FALSE", "False")
 class Command(Record):
     """What a runtime command line asks for.
 
-    *creates* is the decision: this call creates a container. *understood* is False when the words
+    *creates* is the decision: this call creates a container, by `create` or by `run`. *understood* is False when the words
     do not follow our tables; *creates* then errs towards True. The bundle and *config* (crun's
     other file in place of the bundle's config.json, relative to the working directory) are read
     for creates only. All are the last value given, None when absent.
@@ -150,13 +155,14 @@ def parse(arguments: Sequence[str]) -> Command:
         "version": any(name in VERSION_NAMES for name in asked),
         **_talk(options),
     }
-    if subcommand != "create" or asked:
+    table = CREATING.get(subcommand or "")
+    if table is None or asked:
         return Command(**command)
     try:
-        options, _ = _read(rest[1:], CREATE_OPTIONS, interspersed=True)
+        options, _ = _read(rest[1:], table, interspersed=True)
     except _UnknownError:
         return Command(creates=True, understood=False, **command, **_sought(rest[1:]))
-    if any(CREATE_OPTIONS[name] == QUERY for name, _ in options):
+    if any(table[name] == QUERY for name, _ in options):
         return Command(**command)
     return Command(creates=True, **command, **_files(options))
 
@@ -164,20 +170,32 @@ def parse(arguments: Sequence[str]) -> Command:
 def _guess(arguments: Sequence[str]) -> Command:
     """Read a command line whose global options do not follow our table.
 
-    A superset of what creates: every word `create` does, except the value of a bundle option.
+    A superset of what creates: any word that can be the subcommand, whichever options take a
+    value. The value of a bundle option cannot.
     """
     words = iter(arguments)
-    creates = False
+    subcommand = None
+    may_be_value = False
     for word in words:
-        if word == "create":
-            creates = True
-        elif _is_option(word) and word.lstrip("-") in BUNDLE_NAMES:
-            next(words, None)
+        if word in CREATING:
+            subcommand = word
+            break
+        if word == "--":
+            may_be_value = False
+        elif _is_option(word):
+            may_be_value = "=" not in word
+            if word.lstrip("-") in BUNDLE_NAMES:
+                next(words, None)
+        elif may_be_value:
+            may_be_value = False
+        else:
+            # Another subcommand, if no word before was one.
+            break
     talk = _talk(list(_search(arguments, ("log", "log-format", "debug"))))
-    if not creates:
+    if subcommand is None:
         return Command(understood=False, **talk)
     return Command(
-        subcommand="create", creates=True, understood=False, **talk, **_sought(arguments)
+        subcommand=subcommand, creates=True, understood=False, **talk, **_sought(arguments)
     )
 
 

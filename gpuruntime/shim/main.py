@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The OCI runtime: add what a container requests on `create`, then become the low-level runtime.
+"""The OCI runtime: add what a container requests, then become the low-level runtime.
+
+Creates are the calls `create` and `run`; every other call passes through unchanged.
 
 On the start path; `main` reads from the top: parse, load, find, inject, restore, exec. In this
 role we are transparent: the engine's environment, descriptors, directory and signals reach the
@@ -97,6 +99,10 @@ def main(cli_python: str) -> None:
     except GpuRuntimeError as error:
         log.error(f"{os.path.basename(launcher)}: {error.lines()}")
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        # Of a terminal's user, who sees what any program shows that does not handle the signal.
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+        os.kill(os.getpid(), _signal.SIGINT)
     except Exception as error:  # noqa: BLE001 (a bug is one line for the engine, no traceback)
         log.error(f"{os.path.basename(launcher)}: {bug(error).lines()}")
         sys.exit(1)

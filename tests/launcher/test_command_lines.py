@@ -71,12 +71,16 @@ def test_table_is_complete() -> None:
     words = {word for case in CASES for word in case["arguments"]}
     names = {word.lstrip("-").partition("=")[0] for word in words if word.startswith("-")}
     assert argv.GLOBAL_OPTIONS.keys() <= names
-    assert argv.CREATE_OPTIONS.keys() - names == set()
+    assert argv.RUN_OPTIONS.keys() - names == set()
 
 
 @pytest.mark.parametrize(
     ("name", "table"),
-    [("OPTIONS", argv.GLOBAL_OPTIONS), ("CREATE_OPTIONS", argv.CREATE_OPTIONS)],
+    [
+        ("OPTIONS", argv.GLOBAL_OPTIONS),
+        ("CREATE_OPTIONS", argv.CREATE_OPTIONS),
+        ("RUN_OPTIONS", dict(argv.RUN_OPTIONS.items() - argv.CREATE_OPTIONS.items())),
+    ],
 )
 def test_both_tables_of_options_are_the_same(name: str, table: dict[str, str]) -> None:
     """They are written twice, since one is C."""
@@ -105,7 +109,7 @@ def test_bundle_is_none_when_not_given() -> None:
 
 WORDS = st.sampled_from(
     [
-        *("create", "state", "exec", "c1", "", "-", "--", "---", "-=", "--shiny", "-vh"),
+        *("create", "run", "state", "exec", "c1", "", "-", "--", "---", "-=", "--shiny", "-vh"),
         *(f"{dashes}{name}" for name in argv.GLOBAL_OPTIONS for dashes in ("-", "--")),
         *("--root=create", "--version=false", "--debug=true", "-b", "--bundle", "--bundle=x"),
     ]
@@ -130,4 +134,4 @@ def test_what_the_launcher_passes_through_creates_nothing(
         assert command.understood
     else:
         assert outcome.who == "python"
-        assert not command.understood or command.subcommand == "create"
+        assert not command.understood or command.subcommand in argv.CREATING

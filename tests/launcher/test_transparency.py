@@ -51,11 +51,11 @@ COMMANDS: dict[str, list[str]] = {
     "kill": ["kill", "--all", "c1", "9"],
     "delete": ["--systemd-cgroup", "delete", "--force", "c1"],
     "exec": ["exec", "--preserve-fds", "3", "--console-socket", "/c", "-d", "c1", "sh", ""],
-    "run": ["run", "--bundle", "/b", "--preserve-fds", "3", "c1"],
     "features": ["features"],
     "version": ["--version"],
     "nothing": [],
 }
+CREATING = ("create", "passed create", "run", "passed run")
 # What a container that asks for no GPU looks like to the shim.
 CONFIG = {"ociVersion": "1.0.2", "process": {"args": ["/init"], "env": ["A=1"]}, "root": {}}
 
@@ -104,13 +104,17 @@ class Way:
 
 
 def way(name: str, bench: Bench, request: pytest.FixtureRequest) -> Way:
-    """Return the way *name*: a pass-through command, `create` through the shim, or without it."""
+    """Return the way *name*: a pass-through command, or one that creates.
+
+    That is `create` or `run` through the shim, or "passed" by the launcher.
+    """
     plain = str(bench.workshop.build("plain") / "gpu-container-runtime")
-    if name not in ("create", "passed create"):
+    if name not in CREATING:
         return Way(plain, COMMANDS[name])
     bundle = write_bundle(bench, json.dumps(CONFIG))
-    arguments = ["create", "--bundle", str(bundle), "--preserve-fds", "3", "c1"]
-    if name == "passed create":
+    subcommand = name.rpartition(" ")[2]
+    arguments = [subcommand, "--bundle", str(bundle), "--preserve-fds", "3", "c1"]
+    if name.startswith("passed "):
         write_companion(bench, companion_text(None, "runc"))
         return Way(plain, arguments)
     real: Path = request.getfixturevalue("real")
@@ -118,7 +122,7 @@ def way(name: str, bench: Bench, request: pytest.FixtureRequest) -> Way:
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-@pytest.mark.parametrize("name", ["start", "exec", "create", "passed create"])
+@pytest.mark.parametrize("name", ["start", "exec", "create", "passed create", "run"])
 @pytest.mark.parametrize("locale", ["none", "C", "set"])
 def test_low_level_runtime_sees_what_the_engine_gave(
     name: str, situation: str, locale: str, bench: Bench, request: pytest.FixtureRequest
@@ -137,7 +141,7 @@ def test_low_level_runtime_sees_what_the_engine_gave(
     assert seen(bench.start([through.launcher, *through.arguments], **how)) == direct
 
 
-@pytest.mark.parametrize("name", [*COMMANDS, "create", "passed create"])
+@pytest.mark.parametrize("name", [*COMMANDS, *CREATING])
 def test_every_subcommand_is_transparent(
     name: str, bench: Bench, request: pytest.FixtureRequest
 ) -> None:
@@ -168,14 +172,14 @@ def test_slow_path_is_transparent_too(
     assert ours == direct
 
 
-@pytest.mark.parametrize("name", ["start", "create", "passed create"])
+@pytest.mark.parametrize("name", ["start", "create", "passed create", "run"])
 def test_empty_environment_stays_empty(
     name: str, bench: Bench, request: pytest.FixtureRequest
 ) -> None:
     """Nothing is added, not even what Python's locale coercion would add."""
     through = way(name, bench, request)
     runc = bench.path("lowlevel/runc")
-    if name == "create":
+    if name in ("create", "run"):
         # Without PATH the real launcher finds the machine's own runtimes: name ours another way.
         env = {"PATH": str(runc.parent)}
     else:
@@ -185,7 +189,7 @@ def test_empty_environment_stays_empty(
     assert outcome.record.environment == [f"{key}={value}".encode() for key, value in env.items()]
 
 
-@pytest.mark.parametrize("name", ["start", "create", "passed create"])
+@pytest.mark.parametrize("name", ["start", "create", "passed create", "run"])
 def test_deleted_directory_is_passed_on(
     name: str, bench: Bench, request: pytest.FixtureRequest
 ) -> None:

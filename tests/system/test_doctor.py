@@ -330,9 +330,8 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
             "/etc/buildkit/buildkitd.toml", f'[worker.oci]\n  binary = "{RUNTIME}"\n'
         ),
         (
-            'warn builds the worker of "/etc/buildkit/buildkitd.toml" has our runtime: builds '
-            'call "run", which is passed through without GPUs; request GPUs in the build, with '
-            '"RUN --device=nvidia.com/gpu=all"'
+            'ok builds "/etc/buildkit/buildkitd.toml" names our runtime: '
+            "build steps get the GPUs that images request"
         ),
     ),
     (

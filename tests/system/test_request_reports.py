@@ -202,18 +202,18 @@ def test_b015_a_gpu_if_there_is_one(hosts: Hosts) -> None:
 
 
 def test_b016_a_build_calls_run(host: ShimHost) -> None:
-    """BuildKit's worker does not create: its containers have what BuildKit itself put there."""
-    by_buildkit = [{"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0}]
-    call = host.create(
-        asking(ALL, linux={"devices": by_buildkit}),
-        arguments=("run", "--bundle", "{bundle}", "--keep", "id"),
-    )
-    assert call.after == call.before
-    assert call.gpus == [0]
+    """BuildKit's worker calls `run` in place of `create`: a step gets what its image requests."""
+    build = ("run", "--bundle", "{bundle}", "--keep", "id")
+    call = host.create(asking(ALL), arguments=build)
+    assert call.gpus == [*range(4)]
     assert call.arguments is not None
     assert call.arguments[-5:-3] == ["run", "--bundle"]
-    assert call.records == []
-    observed(f"the low-level runtime: {' '.join(call.arguments[4:6])}; config.json: unchanged")
+    # A step that BuildKit itself gave CDI devices of our specs is left as it is.
+    by_buildkit = {"devices": [{"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0}]}
+    done = host.create(asking(f"{VISIBLE}void", linux=by_buildkit), arguments=build)
+    assert done.after == done.before
+    assert done.gpus == [0]
+    observed(f"run: {len(call.gpus)} GPUs; with CDI devices of BuildKit: {len(done.gpus)}")
 
 
 def test_b019_nothing_of_ours_edits_a_cgroup(host: ShimHost) -> None:
