@@ -62,6 +62,7 @@ $(BIN)/gpu-container-runtime $(BIN)/gpu-container-runtime-hook $(BIN)/gpu-cdi-ho
 # The start path imports from bytecode; without it each start compiles the modules again.
 build/bytecode: $(SOURCES) | demo-packages
 	@$(START_PYTHON) -m compileall -q cdi gpuruntime hooks
+	@$(START_PYTHON) -I -S -B gpuruntime/bytecode.py
 	@mkdir -p build && touch $@
 
 needs-root:

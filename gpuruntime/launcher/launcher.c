@@ -33,9 +33,36 @@
 
 /* ---- Python ---- */
 
+/* Appends the code that Python runs: main() of *module*.  The bytecode of the modules is in one file
+ * for each *role*, if there is one for this interpreter: gpuruntime/bytecode.py. */
+static void append_code(
+	struct text *code, const struct interpreter *interpreter, const char *role, const char *module)
+{
+	append(code, "import sys;sys.path.append(\"");
+	append(code, interpreter->library.bytes);
+	append(code,
+		"\")\n"
+		"try:\n"
+		" import marshal,_frozen_importlib_external as f\n"
+		" library=sys.path[-1]\n"
+		" with open(library+\"/gpuruntime/__pycache__/start-");
+	append(code, role);
+	append(code,
+		".\"+sys.implementation.cache_tag,\"rb\") as s:b=s.read()\n"
+		" if b[:4]==f.MAGIC_NUMBER:\n"
+		"  code,modules=marshal.loads(b[4:])\n"
+		"  exec(code,{\"modules\":modules,\"library\":library})\n"
+		"except Exception:pass\n"
+		"from ");
+	append(code, module);
+	append(code, " import main;main(\"");
+	append(code, interpreter->slow.bytes);
+	append(code, "\")");
+}
+
 /* Becomes Python running main() of *module* with argv as its arguments; overwrites the room before
  * argv.  If that cannot be, leaves as a shell would: 127 not found, 126 not executable. */
-static _Noreturn void start_python(char **argv, char **envp, const char *module)
+static _Noreturn void start_python(char **argv, char **envp, const char *role, const char *module)
 {
 	static const char *const isolated[] = {"-I", "-S", "-B", "-X", "utf8", "-c"};
 	static struct interpreter interpreter;
@@ -45,13 +72,7 @@ static _Noreturn void start_python(char **argv, char **envp, const char *module)
 	long error;
 
 	find_interpreter(&interpreter);
-	append(&code, "import sys;sys.path.append(\"");
-	append(&code, interpreter.library.bytes);
-	append(&code, "\");from ");
-	append(&code, module);
-	append(&code, " import main;main(\"");
-	append(&code, interpreter.slow.bytes);
-	append(&code, "\")");
+	append_code(&code, &interpreter, role, module);
 	if (!fits(&code))
 		fail("use", path.bytes, -TOO_LARGE, "install gpuruntime at a shorter path", 127);
 	argv--;
@@ -126,7 +147,7 @@ static _Noreturn void run_hook(char **argv)
 	for (long number = 1; number <= LAST_SIGNAL; number++)
 		call(SYS_rt_sigaction, number, (long)&by_default, 0, sizeof none, 0);
 	call(SYS_rt_sigprocmask, SIG_SETMASK, (long)&none, 0, sizeof none, 0);
-	start_python(argv, (char **)(uintptr_t)environment, "hooks.entry");
+	start_python(argv, (char **)(uintptr_t)environment, "hook", "hooks.entry");
 }
 
 /* ---- runtime role: the low-level runtime ---- */
@@ -303,7 +324,7 @@ static _Noreturn void start_shim(char **argv, char **envp, bool unknown)
 	*argv = identity.bytes;
 	argv--;
 	*argv = (char *)(uintptr_t)told(unknown);
-	start_python(argv, envp, "gpuruntime.shim.main");
+	start_python(argv, envp, "shim", "gpuruntime.shim.main");
 }
 
 /* The runtime role: transparent.  Nothing of the process is changed, nothing is left open. */

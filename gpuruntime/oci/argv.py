@@ -79,10 +79,11 @@ _FALSE = ("0", "f", "F", "false", "FALSE", "False")
 class Command(Record):
     """What a runtime command line asks for.
 
-    *creates* is the decision: this call creates a container, by `create` or by `run`. *understood* is False when the words
-    do not follow our tables; *creates* then errs towards True. The bundle and *config* (crun's
-    other file in place of the bundle's config.json, relative to the working directory) are read
-    for creates only. All are the last value given, None when absent.
+    *creates* is the decision: this call creates a container, by `create` or by `run`.
+    *understood* is False when the words do not follow our tables; *creates* then errs towards
+    True. The bundle and *config* (crun's other file in place of the bundle's config.json, relative
+    to the working directory) are read for creates only. All are the last value given, None when
+    absent.
     """
 
     __slots__ = (

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import start_code
 from launcher.test_choice_of_runtime import swap
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="chown needs root")
 NAMES = pytest.mark.parametrize("name", ["gpu-container-runtime", "gpu-cdi-hook"])
-MODULES = {"gpu-container-runtime": "gpuruntime.shim.main", "gpu-cdi-hook": "hooks.entry"}
+ROLES = {"gpu-container-runtime": "shim", "gpu-cdi-hook": "hook"}
 ISOLATED = ["-I", "-S", "-B", "-X", "utf8", "-c"]
 HINT = 'install gpuruntime again, or correct "launcher.interpreter" beside the launcher'
 TEXT = """\
@@ -44,7 +45,7 @@ class Tree:
         self.place = bench.path("other/tree")
         self.place.mkdir()
         shutil.copy(bench.workshop.build(build) / "launcher", self.place / "launcher")
-        for name in MODULES:
+        for name in ROLES:
             (self.place / name).symlink_to("launcher")
         self.file = self.place / "launcher.interpreter"
 
@@ -87,8 +88,7 @@ def either(bench: Bench, request: pytest.FixtureRequest) -> Tree:
 
 def code(tree: Tree, name: str, slow: str) -> str:
     """Return what Python is to run."""
-    path = f'import sys;sys.path.append("{tree.place}/lib");'
-    return f'{path}from {MODULES[name]} import main;main("{slow}")'
+    return start_code.code(f"{tree.place}/lib", ROLES[name], slow)
 
 
 @NAMES

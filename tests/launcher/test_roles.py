@@ -8,6 +8,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
+import start_code
 from launcher.conftest import VERSION
 
 if TYPE_CHECKING:
@@ -28,9 +29,8 @@ LIBRARY = "/library"
 CLI_PYTHON = "/cli/python"
 
 ISOLATED = [b"-I", b"-S", b"-B", b"-X", b"utf8", b"-c"]
-PATH_CODE = f'import sys;sys.path.append("{LIBRARY}");'
-SHIM_CODE = f'{PATH_CODE}from gpuruntime.shim.main import main;main("{CLI_PYTHON}")'.encode()
-HOOK_CODE = f'{PATH_CODE}from hooks.entry import main;main("/cli/python")'.encode()
+SHIM_CODE = start_code.code(LIBRARY, "shim", CLI_PYTHON).encode()
+HOOK_CODE = start_code.code(LIBRARY, "hook", CLI_PYTHON).encode()
 
 
 def identity(path: Path) -> bytes:

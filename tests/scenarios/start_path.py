@@ -20,6 +20,9 @@ from typing import Any
 
 import scenario
 
+sys.path.append(str(scenario.TREE / "tests"))
+import start_code
+
 PYTHON = ("/usr/bin/python3", "-I", "-S", "-B", "-X", "utf8", "-c")
 RUN = Path("/run/gpuruntime")
 READY = RUN / "ready.json"
@@ -76,6 +79,7 @@ class Place:
             )
         compiler = (PYTHON[0], "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash")
         scenario.run(*compiler, self.library)
+        scenario.run(PYTHON[0], "-S", self.library / "gpuruntime/bytecode.py", "--unchecked")
 
     def prepare(self, mode: str, environment: list[str]) -> None:
         """Have the container ask by *environment*, in *mode*."""
@@ -88,15 +92,13 @@ class Place:
 
     def command(self) -> list[str]:
         """Return the create, as the launcher starts it."""
-        code = f"import sys;sys.path.append({str(self.library)!r});"
-        code += f"from gpuruntime.shim.main import main;main({sys.executable!r})"
+        code = start_code.code(self.library, "shim", sys.executable)
         words = ["--log", str(self.log), "create", "--bundle", str(self.bundle), "one"]
         return [*PYTHON, code, "0", "0:0", "gpu-container-runtime", *words]
 
     def hook_command(self) -> list[str]:
         """Return the hook of the config.json that is there, as the launcher starts it."""
-        code = f"import sys;sys.path.append({str(self.library)!r});"
-        code += "from hooks.entry import main;main()"
+        code = start_code.code(self.library, "hook")
         config = json.loads(self.document.read_text())
         (hook,) = config["hooks"]["createContainer"]
         return [*PYTHON, code, *hook["args"]]

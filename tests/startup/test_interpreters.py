@@ -19,6 +19,8 @@ from shim_host import LAUNCHER, TREE, ShimHost, asking
 from startup.interpreters import ISOLATED, MINORS, found
 from startup.test_python39 import start_path
 
+from gpuruntime import bytecode
+
 IMPORT = f"""
 import importlib, sys
 sys.path.append({str(TREE)!r})
@@ -62,7 +64,9 @@ def code(text: str) -> tuple[str, ...]:
 
 def modules() -> list[str]:
     """Return the names of the modules of the start path and the hooks."""
-    names = [path.removesuffix(".py").replace("/", ".") for path in start_path()]
+    # The loader is no module: it runs as the first code of a file of bytecode.
+    paths = [path for path in start_path() if path != bytecode.LOADER]
+    names = [path.removesuffix(".py").replace("/", ".") for path in paths]
     return [name.removesuffix(".__init__") for name in names]
 
 

@@ -307,10 +307,10 @@ def test_an_ldconfig_that_is_not_run_is_not_missed(host: Host) -> None:
 def test_the_config_that_buildkitd_was_started_with_counts(host: Host) -> None:
     """That of the usual place is left over."""
     host.file("/etc/buildkit/buildkitd.toml", f'[worker.oci]\n  binary = "{RUNTIME}"\n')
-    assert "names our runtime" in result(host, "builds").text
+    assert "names our runtime" in result(host, "builds").what
     host.file("/opt/buildkitd.toml", "")
     host.process(710, "/usr/bin/buildkitd", "--config", "/opt/buildkitd.toml")
-    assert "not configured" in result(host, "builds").text
+    assert "not configured" in result(host, "builds").what
 
 
 def hook_file(host: Host, path: str, program: str = HOOK) -> None:

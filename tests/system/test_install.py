@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import start_code
 from scenarios.machine import SCENARIOS, run_on_host
+
+from gpuruntime import bytecode
 
 TREE = Path(__file__).parents[2]
 PREFIX = "usr/local"
@@ -136,6 +139,21 @@ def test_every_module_has_bytecode_that_is_never_checked(compat: Path) -> None:
         data = compiled.read_bytes()
         assert f"/{LIBRARY}/hooks/".encode() in data
         assert os.fsencode(TREE) not in data
+
+
+def test_each_role_has_its_bytecode_in_one_file(compat: Path) -> None:
+    """Of the launcher's interpreter, never checked, and with the paths of the installed tree."""
+    for role in bytecode.ROLES:
+        (path,) = (compat / LIBRARY / "gpuruntime/__pycache__").glob(f"start-{role}.*")
+        data = path.read_bytes()
+        assert f"/{LIBRARY}/gpuruntime/errors.py".encode() in data
+        assert os.fsencode(TREE) not in data
+        # As where the modules have not changed, and these have just been installed.
+        code = start_code.code(compat / LIBRARY, role).rpartition("\n")[0]
+        code += "\nprint(sys.modules['gpuruntime.errors'].__spec__)"
+        words = ("/usr/bin/python3", "-I", "-S", "-B", "-X", "utf8", "-c", code)
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        assert done.stdout == "None\n"
 
 
 def test_a_second_build_is_the_same_to_the_byte(compat: Path, tmp_path: Path) -> None:
