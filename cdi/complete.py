@@ -14,8 +14,8 @@ low-level runtime; one that is replaced is not what the cgroup's rule allows.
 
 from __future__ import annotations
 
-import os
-import stat
+import _stat as stat
+import posix as os
 
 from cdi.edits import has_user_namespace
 from cdi.errors import CdiError

@@ -7,7 +7,7 @@ What only the host knows (a node's type and numbers) has been completed before `
 
 from __future__ import annotations
 
-import posixpath
+from cdi import pathnames
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _apply_nodes(nodes: list[DeviceNode], user: dict[str, Any], config: OciConfi
     for node in nodes:
         _apply_rule(node, linux)
         if node.get("bind"):
-            path = posixpath.normpath(node["path"])
+            path = pathnames.normpath(node["path"])
             slots = [None if _is_device_at(path, item) else item for item in slots]
             continue
         device = _device(node, user)
@@ -175,7 +175,7 @@ def _apply_nodes(nodes: list[DeviceNode], user: dict[str, Any], config: OciConfi
 def _is_device_at(path: str, device: dict[str, Any] | None) -> bool:
     """Return whether *device* of linux.devices is the one at *path*, which is normalised."""
     written = (device or {}).get("path")
-    return isinstance(written, str) and posixpath.normpath(written) == path
+    return isinstance(written, str) and pathnames.normpath(written) == path
 
 
 def _places(items: list[Any], member: str) -> dict[str, list[int]]:
@@ -248,7 +248,7 @@ def _apply_mounts(added: list[dict[str, Any]], config: OciConfig) -> None:
         same.append(len(slots))
         slots.append(mount)
     mounts[:] = [mount for mount in slots if mount is not None]
-    mounts.sort(key=lambda item: posixpath.normpath(item.get("destination") or ".").count("/"))
+    mounts.sort(key=lambda item: pathnames.normpath(item.get("destination") or ".").count("/"))
 
 
 def _idmap_option(kind: str, options: list[str]) -> list[str]:

@@ -7,7 +7,7 @@ hostile, and cdi/store.py is in a package that imports nothing of this one.
 
 from __future__ import annotations
 
-import os
+import posix as os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

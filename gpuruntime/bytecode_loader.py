@@ -51,9 +51,6 @@ def load(entries: list[_Entry], directory: str) -> None:
         raise
 
 
-# Nothing that is loaded becomes garbage.
+# The process soon becomes another program, or ends. Until then it makes no cycles.
 gc.disable()
-try:
-    load(modules, library)
-finally:
-    gc.enable()
+load(modules, library)

@@ -6,10 +6,10 @@ On the start path, which never parses TOML: snapshots/config_snapshot.py loads t
 
 from __future__ import annotations
 
-import os
-import posixpath
-import stat
+import _stat as stat
+import posix as os
 
+from cdi import pathnames
 from gpuruntime.errors import ConfigError
 from gpuruntime.record import Record
 
@@ -135,6 +135,14 @@ class Config(Record):
         return self.values[key]
 
 
+def environment_of_process() -> dict[str, str]:
+    """Return the environment variables that this process was started with, as os.environ has."""
+    return {
+        name.decode("utf-8", "surrogateescape"): value.decode("utf-8", "surrogateescape")
+        for name, value in os.environ.items()
+    }
+
+
 def search_path(environment: Mapping[str, str]) -> list[str]:
     """Return the paths where a config file is searched; the first that exists is in force.
 
@@ -144,7 +152,7 @@ def search_path(environment: Mapping[str, str]) -> list[str]:
     home = environment.get("XDG_CONFIG_HOME")
     directories = ("gpuruntime", "nvidia-container-runtime")
     if home:
-        paths += [posixpath.join(home, name, "config.toml") for name in directories]
+        paths += [pathnames.join(home, f"{name}/config.toml") for name in directories]
     paths += [f"/etc/{name}/config.toml" for name in directories]
     return [path for path in paths if path]
 

@@ -7,12 +7,12 @@ JSON if it requested that format.
 
 from __future__ import annotations
 
-import os
-import stat
+import _stat as stat
+import posix as os
 import sys
 import time
 
-from cdi import strictjson
+from cdi import pathnames, strictjson
 from gpuruntime.errors import escape
 
 LEVELS = ("error", "warning", "info", "debug")
@@ -73,7 +73,9 @@ def _append(path: str, line: str, *, make: bool) -> None:
         except FileNotFoundError:
             if not make:
                 return
-            os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+            from os import makedirs  # noqa: PLC0415 (once for each log)
+
+            makedirs(pathnames.dirname(path), 0o755, exist_ok=True)
             fd = os.open(path, flags, 0o644)
     except OSError:
         return

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import os
-import stat
+import _stat as stat
+import posix as os
 
 OVERFLOW_UID = 65534
 

@@ -8,10 +8,10 @@ edited.
 
 from __future__ import annotations
 
-import os
-import stat
+import _stat as stat
+import posix as os
 
-from cdi import strictjson
+from cdi import pathnames, strictjson
 from gpuruntime.errors import BundleError
 
 TYPE_CHECKING = False
@@ -72,7 +72,7 @@ class Bundle:
 
     def __init__(self, path: str, name: str = CONFIG_NAME) -> None:
         """Open the bundle *path* and read its config *name*; raise BundleError."""
-        self.path = os.path.join(path, name)
+        self.path = pathnames.join(path, name)
         self._name = name
         try:
             self._dirfd = os.open(path or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

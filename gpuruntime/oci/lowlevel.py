@@ -6,8 +6,8 @@ On the start path. The launcher searches in the same way for what it passes thro
 
 from __future__ import annotations
 
-import os
-import stat
+import _stat as stat
+import posix as os
 
 from gpuruntime.errors import RuntimeExecError
 
@@ -38,7 +38,7 @@ def find(
             continue
         return place
     names = ", ".join(
-        f'"{candidate}"' + (" (no program)" if os.path.exists(candidate) else "")
+        f'"{candidate}"' + (" (no program)" if os.access(candidate, os.F_OK) else "")
         for candidate in candidates
     )
     raise RuntimeExecError(
@@ -74,8 +74,8 @@ def _identity(path: str) -> str:
 def execute(path: str, arguments: Sequence[str]) -> None:
     """Become the program *path*; returns only by raising RuntimeExecError (126 or 127).
 
-    os.execv hands on C's own environment block, repeated and odd entries included; os.environ
-    would lose them.
+    execv hands on C's own environment block, repeated and odd entries included; os.environ would
+    lose them.
     """
     try:
         os.execv(path, [path, *arguments])

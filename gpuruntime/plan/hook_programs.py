@@ -6,9 +6,10 @@ On the start path; reads only.
 
 from __future__ import annotations
 
-import os
-import posixpath
+import _stat as stat
+import posix as os
 
+from cdi import pathnames
 from gpuruntime import config as settings
 from gpuruntime.errors import ConfigError
 from gpuruntime.oci.lowlevel import STANDARD_PATH
@@ -48,10 +49,10 @@ def find(name: str, config: Config, launcher: str, path: str | None) -> str:
     if config[option].startswith("/"):
         return found[0]
     for place in found:
-        if os.access(place, os.X_OK) and os.path.isfile(place):
+        if _is_program(place):
             return place
     raise ConfigError(
-        f'"{posixpath.basename(found[-1])}" is neither beside "{launcher}" nor on PATH',
+        f'"{pathnames.basename(found[-1])}" is neither beside "{launcher}" nor on PATH',
         f'set "{option}" in config.toml to the absolute path of {name}',
     )
 
@@ -66,5 +67,17 @@ def places(name: str, config: Config, launcher: str, path: str | None) -> list[s
     directories = [item for item in (path or "").split(":") if item.startswith("/")]
     directories += STANDARD_PATH
     if "/" in launcher:
-        directories.insert(0, posixpath.dirname(os.path.abspath(launcher)))
-    return [posixpath.join(directory, wanted) for directory in directories]
+        directories.insert(0, pathnames.dirname(_absolute(launcher)))
+    return [pathnames.join(directory, wanted) for directory in directories]
+
+
+def _is_program(path: str) -> bool:
+    try:
+        return os.access(path, os.X_OK) and stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _absolute(path: str) -> str:
+    start = "" if path.startswith("/") else os.getcwd()
+    return pathnames.normpath(pathnames.join(start, path))

@@ -8,9 +8,9 @@ exception: the Host may have to create missing device nodes.
 
 from __future__ import annotations
 
-import os
-import posixpath
+import posix as os
 
+from cdi import pathnames
 from cdi.complete import complete, in_user_namespace
 from cdi.edits import WITH_IMAGE, allows_all, apply
 from cdi.errors import CdiError
@@ -275,7 +275,7 @@ def _lost_on_reload(edits: Edits, document: OciConfig) -> list[str]:
     return [
         path
         for path, name in numbers.items()
-        if not (os.path.lexists(f"/dev/{name}") or os.path.lexists(f"/sys/dev/{name}"))
+        if not (_has_entry(f"/dev/{name}") or _has_entry(f"/sys/dev/{name}"))
     ]
 
 
@@ -293,7 +293,7 @@ def _engine_hooks(document: OciConfig) -> list[int]:
     return [
         i
         for i, hook in enumerate(_prestart_hooks(document))
-        if posixpath.basename(str(hook.get("path"))) in parse.ENGINE_HOOKS
+        if pathnames.basename(str(hook.get("path"))) in parse.ENGINE_HOOKS
     ]
 
 
@@ -305,6 +305,10 @@ def _prestart(document: OciConfig, host: Host) -> dict[str, Any] | None:
         return None
     return {
         "path": path,
-        "args": [posixpath.basename(path), "prestart"],
+        "args": [pathnames.basename(path), "prestart"],
         "env": list(_HOOK_ENV),
     }
+
+
+def _has_entry(path: str) -> bool:
+    return os.access(path, os.F_OK, follow_symlinks=False)

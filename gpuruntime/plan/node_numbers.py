@@ -7,7 +7,7 @@ belong to another driver.
 
 from __future__ import annotations
 
-import os
+import posix as os
 
 from cdi.errors import CdiError
 

@@ -6,8 +6,7 @@ On the start path. Text of an image or a pod is data here, never a path or a pat
 
 from __future__ import annotations
 
-import posixpath
-
+from cdi import pathnames
 from gpuruntime.errors import RequestError
 from gpuruntime.record import Record
 
@@ -142,7 +141,7 @@ def checked(value: str, where: str) -> str:
 
 def _cleaned(path: str) -> str:
     """Return *path* normalised, with one leading slash even where POSIX keeps two."""
-    normal = posixpath.normpath(path or ".")
+    normal = pathnames.normpath(path or ".")
     return normal[1:] if normal.startswith("//") else normal
 
 

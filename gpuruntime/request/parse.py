@@ -7,9 +7,7 @@ config decides which requests are honoured.
 
 from __future__ import annotations
 
-import posixpath
-
-from cdi import names
+from cdi import names, pathnames
 from gpuruntime import config as settings
 from gpuruntime.errors import ConfigError, RequestError
 from gpuruntime.record import Record
@@ -96,7 +94,7 @@ def triggers(config: Config) -> tuple[bytes, ...] | None:
     launcher looks for the same words.
     """
     words = [
-        *("NVIDIA_", "CUDA_VERSION", "nvidia.com/", posixpath.basename(MOUNT_ROOT)),
+        *("NVIDIA_", "CUDA_VERSION", "nvidia.com/", pathnames.basename(MOUNT_ROOT)),
         *ENGINE_HOOKS,
         *SPEC_HOOKS,
         *config.swarm,

@@ -8,7 +8,7 @@ process.
 
 from __future__ import annotations
 
-import os
+import posix as os
 
 from cdi.complete import in_user_namespace
 from cdi.errors import CdiError
@@ -67,7 +67,8 @@ class ShimHost:
 
     def program(self, name: str) -> str:
         """Return the path of the hook program *name*; raise ConfigError if there is none."""
-        return hook_programs.find(name, self._config, self._launcher, os.environ.get("PATH"))
+        path = os.environ.get(b"PATH", b"").decode("utf-8", "surrogateescape")
+        return hook_programs.find(name, self._config, self._launcher, path)
 
     def make_nodes(self, minors: Sequence[int]) -> bool:
         """Run the driver's nvidia-modprobe; return whether it was run.

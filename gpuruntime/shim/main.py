@@ -11,9 +11,10 @@ low-level runtime unchanged. The hooks, which trust nothing, share none of this.
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # signal without enum
-import os
+import posix as os
 import sys
 
+from cdi import pathnames
 from cdi.edits import describe
 from gpuruntime import config as settings
 from gpuruntime.errors import ConfigError, GpuRuntimeError, bug, escape
@@ -80,13 +81,14 @@ def main(cli_python: str) -> None:
         command = argv.parse(arguments)
         log = Log(command.log, json_format=command.log_format == "json")
         saved = SavedGrants()
+        environment = settings.environment_of_process()
         config = config_snapshot.load(
-            os.environ, lambda path: _compile(path, cli_python, log), saved
+            environment, lambda path: _compile(path, cli_python, log), saved
         )
         config = as_called(config, launcher)
         log.level = "debug" if command.debug else config.log_level
         log.debug_file = config.debug
-        runtime = lowlevel.find(config.runtimes, os.environ.get("PATH"), identity, log.warning)
+        runtime = lowlevel.find(config.runtimes, environment.get("PATH"), identity, log.warning)
         if command.creates:
             from gpuruntime.shim.host import ShimHost  # noqa: PLC0415 (only for a create)
 
@@ -97,20 +99,20 @@ def main(cli_python: str) -> None:
         _restore(int(flags))
         lowlevel.execute(runtime, arguments)
     except GpuRuntimeError as error:
-        log.error(f"{os.path.basename(launcher)}: {error.lines()}")
+        log.error(f"{pathnames.basename(launcher)}: {error.lines()}")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         # Of a terminal's user, who sees what any program shows that does not handle the signal.
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
         os.kill(os.getpid(), _signal.SIGINT)
     except Exception as error:  # noqa: BLE001 (a bug is one line for the engine, no traceback)
-        log.error(f"{os.path.basename(launcher)}: {bug(error).lines()}")
+        log.error(f"{pathnames.basename(launcher)}: {bug(error).lines()}")
         sys.exit(1)
 
 
 def as_called(config: Config, program: str) -> Config:
     """Return *config* with the mode that the name of *program* says, if it says one."""
-    mode = _MODES.get(os.path.basename(program))
+    mode = _MODES.get(pathnames.basename(program))
     if mode is None:
         return config
     return settings.Config({**config.values, f"{settings.RUNTIME}.mode": mode}, config.path)
@@ -123,7 +125,7 @@ def inject(command: Command, config: Config, host: Host, log: Log, runtime: str)
     untouched, if the request cannot be met.
     """
     # crun's --config names another file, which crun resolves before it enters the bundle.
-    directory, name = os.path.split(command.config or "")
+    directory, name = pathnames.split(command.config or "")
     bundle = Bundle(directory, name) if name else Bundle(command.bundle or "", CONFIG_NAME)
     document, doubt = bundle.parse()
     if not parse.may_ask(bundle.data, config):
@@ -178,11 +180,12 @@ def _instruct(
     try:
         from gpuruntime.launcher import companion  # noqa: PLC0415 (few creates are news)
 
-        companion.keep(os.environ)
+        environment = settings.environment_of_process()
+        companion.keep(environment)
         if outcome.next_time == REPLAY:
             from gpuruntime.launcher import replay  # noqa: PLC0415 (not for those to pass on)
 
-            by = replay.Caller(*caller, os.environ.get("PATH", ""))
+            by = replay.Caller(*caller, environment.get("PATH", ""))
             replay.keep(outcome.original, config, saved.again(), by)
     except Exception as error:  # noqa: BLE001 (the container is prepared, and starts)
         log.record("debug", f"nothing is kept for the launcher: {type(error).__name__}")
@@ -212,5 +215,5 @@ def _restore(flags: int) -> None:
     original = [entry[9:] for entry in entries if entry.startswith(b"LC_CTYPE=")]
     if not original:
         os.unsetenv("LC_CTYPE")
-    elif os.environb.get(b"LC_CTYPE") != original[0]:
+    elif os.environ.get(b"LC_CTYPE") != original[0]:
         os.putenv(b"LC_CTYPE", original[0])

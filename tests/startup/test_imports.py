@@ -48,7 +48,7 @@ def of(room: str, modules: str) -> set[str]:
 
 # A create whose grant is saved.
 WARM = {
-    *of("cdi", "complete edits errors names strictjson"),
+    *of("cdi", "complete edits errors names pathnames strictjson"),
     *of("gpuruntime", "atomic_replace config errors grant log probes record trusted_files"),
     *of("gpuruntime.oci", "argv bundle lowlevel"),
     *of("gpuruntime.plan", "hook_programs injection node_numbers"),
@@ -68,9 +68,9 @@ SHIM = {
 CHILD = of("gpuruntime", "child_process slowpath")
 INVENTORY = CHILD | of("gpuruntime.snapshots", "inventory_json inventory_snapshot")
 # Each of these costs more than all of ours.
-TOO_MUCH = {"json", "re", "enum", "functools", "collections", "signal", "operator", "struct"}
+TOO_MUCH = {"os", "json", "re", "enum", "functools", "collections", "signal", "operator", "struct"}
 HOOK = {
-    *of("cdi", "strictjson"),
+    *of("cdi", "pathnames strictjson"),
     *of("gpuruntime", "errors record"),
     *of("gpuruntime.formats", "ldcache ldcache_merge"),
     *of("gpuruntime.oci", "bundle"),

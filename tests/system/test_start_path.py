@@ -12,7 +12,7 @@ from scenarios.machine import SCENARIOS, run_on_host
 pytestmark = pytest.mark.system("runc")
 
 # Of the interpreter's own start: the budgets of the start path.
-WARM_LIMIT, HOOK_LIMIT = 3.0, 3.3
+WARM_LIMIT, HOOK_LIMIT = 2.0, 3.3
 CASES = (
     *("all", "two", "driver only", "all capabilities", "unknown capability", "requirement"),
     *("legacy", "cdi", "cdi, one", "cdi, driver only", "nothing"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import posix
 import shutil
 import stat
 from collections.abc import Callable
@@ -223,7 +224,7 @@ def test_a_directory_that_goes_away_meanwhile_fails_nothing(
     def clear(_fd: int, _mode: int) -> None:
         shutil.rmtree(host.directory)
 
-    monkeypatch.setattr(os, "fchmod", clear)
+    monkeypatch.setattr(posix, "fchmod", clear)
     host.keep()
     assert not Path(host.directory).exists()
 
