@@ -49,7 +49,8 @@ $(BIN)/gpuruntime: requirements/dev.txt pyproject.toml | demo-packages
 LAUNCHER_FLAGS = -std=c11 -Wall -Wextra -Wconversion -Wshadow -Werror -Os -nostdlib -static -ffreestanding \
   -fno-pie -no-pie -fno-stack-protector -fno-asynchronous-unwind-tables -fno-tree-loop-distribute-patterns \
   -Wl,-z,noexecstack -Wl,-z,noseparate-code -Wl,--build-id=none -s \
-  $(if $(filter x86_64%,$(shell $(CC) -dumpmachine 2>/dev/null)),-fcf-protection=none)
+  $(if $(filter x86_64%,$(shell $(CC) -dumpmachine 2>/dev/null)),-fcf-protection=none) \
+  $(LAUNCHER_MORE)
 
 build/launcher: $(wildcard gpuruntime/launcher/*.[ch]) gpuruntime/__init__.py Makefile | demo-packages
 	@mkdir -p build
@@ -127,11 +128,12 @@ perf: setup ## count the instructions of loading and generating CDI specs
 	@$(BIN)/python tests/perf/cdi_load.py
 	@$(BIN)/python tests/perf/generate.py
 
-# FIRST=1: ahead of the machine's other processes. RUNTIME: names and paths of others. Words of the
-# command are in the page that DOC=1 writes.
-BENCH_WORDS = $(foreach word,REPS FIRST,$(if $($(word)),$(word)=$($(word)))) $(if $(RUNTIME),RUNTIME="$(RUNTIME)")
+# FIRST=1: ahead of the machine's other processes. RUNTIME: names and paths of others. REPLAY=off: a
+# launcher that repeats no create. Words of the command are in the page that DOC=1 writes.
+BENCH_WORDS = $(foreach word,REPS FIRST REPLAY,$(if $($(word)),$(word)=$($(word)))) $(if $(RUNTIME),RUNTIME="$(RUNTIME)")
 bench: needs-root setup ## measure our cost between engines and runc: make bench REPS=40 FIRST=1 RUNTIME=NAME=PATH DOC=1
 	@PYTHONPATH=tests $(BIN)/python tests/bench/measure.py --reps '$(or $(REPS),40)' $(if $(FIRST),--first) \
+	  $(if $(filter off,$(REPLAY)),--without-replay) \
 	  $(if $(VIEWS),--views --out build/bench/views.json) $(if $(DOC),--doc docs/development/performance.md) \
 	  $(foreach other,$(RUNTIME),--runtime '$(other)') --said '$(strip $(BENCH_WORDS))'
 

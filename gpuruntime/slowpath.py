@@ -25,6 +25,8 @@ DEADLINE_S = 30
 _GRACE_S = 2
 # For these, the driver's modules have work to do.
 _OF_DRIVER = ("discover", "make-nodes")
+# Not by -m, for which the interpreter loads a dozen modules that we do not need.
+_CODE = "from gpuruntime.slowpath_server import main;main()"
 _HINT = 'run "{} -m gpuruntime.slowpath_server {}" to see why'
 
 
@@ -38,7 +40,7 @@ def ask(cli_python: str, question: str, argument: object, deadline_s: float = DE
     words = cli_python.split("\n")
     command = " ".join(words)
     arguments = [
-        *(*words, "-I", "-B", "-X", "utf8", "-m", "gpuruntime.slowpath_server"),
+        *(*words, "-I", "-B", "-X", "utf8", "-c", _CODE),
         *(question, f"{deadline_s:g}"),
     ]
     data = strictjson.dumps(argument).encode()

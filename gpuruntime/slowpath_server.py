@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the start path asks of the full interpreter: JSON on stdin, JSON on stdout.
 
-Run as `python -m gpuruntime.slowpath_server QUESTION [SECONDS]` by gpuruntime/slowpath.py. Each
-question imports what it needs: a container waits, and the imports are most of what it waits for.
+gpuruntime/slowpath.py runs it; by hand: `python -m gpuruntime.slowpath_server QUESTION [SECONDS]`.
+Each question imports what it needs: a container waits, and the imports are most of what it waits
+for.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -139,6 +141,8 @@ QUESTIONS: dict[str, Callable[[Any], object]] = {
 
 def main() -> None:
     """Answer the question named on the command line."""
+    # A container waits, and nothing that is worth a search for cycles is dropped.
+    gc.disable()
     question, seconds = (*sys.argv[1:], str(DEADLINE_S))[:2]
     # One that is asked of the driver ends before, by its own deadline, and says so.
     signal.setitimer(signal.ITIMER_REAL, float(seconds) + 1)

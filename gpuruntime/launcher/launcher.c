@@ -255,6 +255,10 @@ static bool prepare(
 {
 	const char *bundle = command->bundle != NULL ? command->bundle : ".";
 
+#ifdef WITHOUT_REPLAY
+	/* `make bench REPLAY=off` measures what repeating a create is worth. */
+	return false;
+#endif
 	/* A log of all that is done, and crun's other file, are Python's. */
 	if (companion->triggers == NULL || command->debug || command->config != NULL)
 		return false;

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure on the simulated host that this runs on: a line of JSON asks, a line answers.
 
-`inside.py LAUNCH HELLO CONFIG`: two programs, and lines of config.toml. The first line that is
+`inside.py LAUNCH HELLO CONFIG FLAGS`: two programs, lines of config.toml, and further options of
+the compiler for the launcher. The first line that is
 written says that our runtime is installed.
 """
 
@@ -29,10 +30,13 @@ PRIORITY = 10
 SETTLED_S = 1.2
 
 
-def install(config: str) -> None:
-    """Install into a file system of its own; have *config* in the config file, and its spec."""
+def install(config: str, flags: str) -> None:
+    """Install into a file system of its own; have *config* in the config file, and its spec.
+
+    The launcher is compiled with *flags* as well.
+    """
     namespace.mount("tmpfs", PREFIX.parent, "tmpfs")
-    options = (f"PREFIX={PREFIX}", f"PYTHON={sys.executable}")
+    options = (f"PREFIX={PREFIX}", f"PYTHON={sys.executable}", f"LAUNCHER_MORE={flags}")
     # What an outer make tells its children is not for this one.
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("MAKE")
@@ -100,11 +104,11 @@ class Answers:
 
 def main() -> None:
     """Prepare, and answer until the input ends."""
-    launch, hello, config = sys.argv[1:]
+    launch, hello, config, flags = sys.argv[1:]
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     WORK.mkdir()
     namespace.mount("tmpfs", WORK, "tmpfs")
-    install(config)
+    install(config, flags)
     answers = Answers(Place(Path(launch)), Path(hello))
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:

@@ -78,8 +78,14 @@ def build() -> list[str]:
 
 
 @contextmanager
-def guest(host: cases.Host, programs: list[str], *, is_first: bool = False) -> Iterator[Guest]:
-    """Run *host* while in the context; *is_first*: ahead of the machine's other processes."""
+def guest(
+    host: cases.Host, programs: list[str], *, is_first: bool = False, replays: bool = True
+) -> Iterator[Guest]:
+    """Run *host* while in the context.
+
+    *is_first*: ahead of the machine's other processes. Without *replays* the launcher repeats no
+    create.
+    """
     tests = TREE / "tests"
     path = [str(tests), str(tests / "containers"), str(tests / "simhost")]
     environment = {
@@ -89,7 +95,7 @@ def guest(host: cases.Host, programs: list[str], *, is_first: bool = False) -> I
         "SIMHOST_WATCHED": "off",
     }
     inside = [sys.executable, str(Path(__file__).with_name("inside.py")), *programs]
-    inside += [host.config]
+    inside += [host.config, "" if replays else "-DWITHOUT_REPLAY"]
     # However this process ends: the host ends with it.
     command = ["setpriv", "--pdeathsig", "KILL"]
     command += [sys.executable, str(SIMHOST), "run", "--gpus", "8", *host.options, "--", *inside]
@@ -159,6 +165,9 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
         "--runtime", action="append", default=[], type=named, metavar="NAME=PATH", help="another"
     )
     parser.add_argument("--first", action="store_true", help="SCHED_FIFO")
+    parser.add_argument(
+        "--without-replay", action="store_true", help="install a launcher that repeats no create"
+    )
     parser.add_argument("--views", action="store_true", help="measure docs/adr/0002 instead")
     parser.add_argument(
         "--only", default="", type=re.compile, help="pattern: the cases whose names have it"
@@ -187,7 +196,9 @@ def main() -> None:
         return
     with ExitStack() as stack:
         guests = {
-            host.name: stack.enter_context(guest(host, programs, is_first=asked.first))
+            host.name: stack.enter_context(
+                guest(host, programs, is_first=asked.first, replays=not asked.without_replay)
+            )
             for host in cases.HOSTS
             if not asked.only.pattern or any(case.host == host.name for case in wanted)
         }
@@ -195,7 +206,7 @@ def main() -> None:
         if not asked.only.pattern:
             found |= once(guests, asked.reps)
     if not asked.only.pattern:
-        with guest(cases.HOSTS[0], programs) as host:
+        with guest(cases.HOSTS[0], programs, replays=not asked.without_replay) as host:
             found["engines"] = host.ask(
                 "engines", repetitions=asked.engine_reps, runtimes=runtimes
             )

@@ -15,9 +15,11 @@ from bench.figures import over, ratio
 Found = dict[str, Any]
 # Over bare runc, in ms; of bare runc; of a start of the bare interpreter.
 OTHERS_MS, CREATE_MS = 1.2, 1.5
-EIGHT_RATIO, ALL_RATIO, EDITS_RATIO, MANY_RATIO, COLD_RATIO = 2.2, 2.7, 1.45, 1.15, 3.0
+EIGHT_RATIO, ALL_RATIO, EDITS_RATIO, MANY_RATIO, COLD_RATIO = 2.2, 2.7, 1.45, 1.15, 2.6
+# Of runc with the same edits and no hook, and of another toolkit at its best, if one is measured.
+NO_HOOK_RATIO, OTHER_RATIO = 1.5, 0.5
 PEAK_MIB = 16
-LAUNCHER_SHARE, SHIM_SHARE, HOOK_SHARE = 0.02, 3.0, 3.3
+LAUNCHER_SHARE, SHIM_SHARE, HOOK_SHARE = 0.02, 2.0, 3.3
 A_BYTE = 6
 OTHERS = ("start", "state", "kill", "delete", "exec")
 BARE = "runc, without the stand-in"
@@ -73,6 +75,12 @@ def _creates(found: Found) -> Iterator[Row]:
         of_edits = create_ratio(found, case, f"runc, edits of {case}")
         yield _at_most(f"create, {name}, warm: of bare runc", of_runc, limit, _times)
         yield _at_most("… of bare runc with the same edits", of_edits, EDITS_RATIO, _times)
+    of_no_hook = create_ratio(found, EIGHT_ALL, f"runc, edits of {EIGHT_ALL}, no hook")
+    yield _at_most("… and no hook", of_no_hook, NO_HOOK_RATIO, _times)
+    best = _best_other(found)
+    if best is not None:
+        name, of_other = best
+        yield _at_most(f"… of the same by {name}", of_other, OTHER_RATIO, _times)
     eight = create_ratio(found, EIGHT, host="cdi")
     many = create_ratio(found, MANY, host="MIG, cdi")
     what = f"create, {MANY}, cdi: of the ratio of 8 GPUs"
@@ -81,6 +89,24 @@ def _creates(found: Found) -> Iterator[Row]:
     yield Row("create, 8 GPUs, cold: NVML initialisations", "1", str(asked), asked == 1)
     cold = create_ratio(found, f"{EIGHT}, cold", EIGHT)
     yield _at_most("… of the warm one", cold, COLD_RATIO, _times)
+
+
+def _best_other(found: Found) -> tuple[str, float] | None:
+    """Return the other runtime whose create is the quickest, and the ratio of ours to that.
+
+    Each mode of another toolkit is a runtime with a name of its own. None without any.
+    """
+    ending = f", {EIGHT_ALL}"
+    prefix = "jit-cdi: "
+    names = [
+        name.removeprefix(prefix).removesuffix(ending)
+        for name in found["lives"]
+        if name.startswith(prefix) and name.endswith(ending)
+    ]
+    others = [name for name in names if not name.startswith("runc")]
+    ratios = {name: create_ratio(found, EIGHT_ALL, f"{name}{ending}") for name in others}
+    name = max(ratios, key=lambda name: ratios[name], default=None)
+    return None if name is None else (name, ratios[name])
 
 
 def _resources(found: Found) -> Iterator[Row]:
