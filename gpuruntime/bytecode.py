@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 # Role → the modules that its usual work loads, besides those that these import.
 ROLES = {
     "shim": ("gpuruntime.shim.main", "gpuruntime.shim.host", "gpuruntime.atomic_replace"),
-    "hook": ("hooks.entry",),
+    # The second for the hooks that have something to say.
+    "hook": ("hooks.entry", "gpuruntime.snapshots.hook_log"),
 }
 LOADER = "gpuruntime/bytecode_loader.py"
 _OURS = ("cdi", "gpuruntime", "hooks")

@@ -12,9 +12,10 @@ does the rest, confined to the system calls of gpuruntime.system.seccomp.
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # signal without enum
-import os
+import posix as os
 import sys
 
+from cdi.pathnames import basename
 from gpuruntime import __version__
 from gpuruntime.errors import BundleError, MountError, escape
 from gpuruntime.system import paths, seccomp, syscalls
@@ -23,7 +24,7 @@ from hooks.supervision import GRACE_S, MIN_DESCRIPTORS, Deadline, explain, say, 
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from gpuruntime.system.operation import Operation
     from hooks import prestart
@@ -49,7 +50,7 @@ def main(cli_python: str = "") -> None:
 
     *cli_python* is the interpreter that queries the driver, for the prestart hook.
     """
-    program = os.path.basename(sys.argv[1])
+    program = basename(sys.argv[1])
     try:
         # First of all: a container that shares our pid namespace must not look into this process.
         syscalls.set_undumpable()
@@ -138,7 +139,7 @@ def run_prestart(arguments: list[str], program: str, cli_python: str) -> tuple[s
     if command != prestart.NAME:
         return prestart.answer(command, given, program)
     deadline = Deadline(DEADLINE_S)
-    deadline.late = deadline.no_root
+    deadline.error = deadline.no_root
     deadline.set_alarm()
     state_ = state.read_document(0)
     # The driver has a deadline of its own.
@@ -180,14 +181,14 @@ class Work:
         if not self.is_quiet:
             say(f"{self.program}: warning: {escape(text)}")
 
-    def trace(self, text: str) -> None:
-        """Say what is done next, if the command line asks for that."""
+    def trace(self, describe: Callable[[], str]) -> None:
+        """Say what is done next, as *describe* returns it, if the command line asks for that."""
         if self.is_verbose:
-            say(f"{self.program}: {escape(text)}")
+            say(f"{self.program}: {escape(describe())}")
 
     def execute(self, deadline: Deadline) -> None:
         """Confine this process and carry the operations out in time; raise GpuRuntimeError."""
-        deadline.late = deadline.no_root
+        deadline.error = deadline.no_root
         deadline.set_alarm()
         self.enter()
         try:
@@ -201,11 +202,10 @@ class Work:
         document, root = state.open_container(self.bundle())
         for planned in self.operations:
             operation = planned.for_config(document)
-            step = operation.describe()
-            deadline.late = deadline.no_step(step)
-            self.trace(step)
+            deadline.set_step(operation.describe)
+            self.trace(operation.describe)
             operation.execute(root, self.warn)
-        deadline.late = deadline.no_work
+        deadline.error = deadline.no_work
 
     def enter(self) -> None:
         """Go to where the container's root can be reached: a createContainer hook is there."""
@@ -242,11 +242,11 @@ class ContainerWork(Work):
         if self._log is not None:
             self._log.record(f"warning: {text}")
 
-    def trace(self, text: str) -> None:
+    def trace(self, describe: Callable[[], str]) -> None:
         """Log what is done next, and say it if the command line asks for that."""
-        super().trace(text)
+        super().trace(describe)
         if self._log is not None:
-            self._log.record(text)
+            self._log.record(describe())
 
     def execute(self, deadline: Deadline) -> None:
         """Do the work as every hook, and log how it ended; raise GpuRuntimeError."""
@@ -258,11 +258,11 @@ class ContainerWork(Work):
             if self._log is not None:
                 self._log.record(f"failed: {error}")
             raise
-        self.trace("done")
+        self.trace(lambda: "done")
 
     def enter(self) -> None:
         """Enter the mount namespace; raise BundleError."""
-        self.trace(self._plan.summary())
+        self.trace(self._plan.summary)
         self._plan.enter()
 
     def bundle(self) -> str:
@@ -290,8 +290,12 @@ def _leave(text: str, status: int) -> None:
     _signal.setitimer(_signal.ITIMER_REAL, GRACE_S)
     say(text)
     if text:
-        from gpuruntime.snapshots import hook_log  # noqa: PLC0415 (most hooks say nothing)
+        try:
+            from gpuruntime.snapshots import hook_log  # noqa: PLC0415 (most hooks say nothing)
 
-        hook_log.record(text, status)
+            hook_log.record(text, status)
+        except (ImportError, MemoryError):
+            # The engine has it.
+            pass
     # Nothing is buffered, and Python's own end would take longer than many a step.
     os._exit(status)

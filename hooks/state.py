@@ -7,14 +7,15 @@ the container's pid namespace (1 with runc, 0 with crun) while /proc is the host
 
 from __future__ import annotations
 
-import os
-import posixpath
-import stat
+import _stat as stat
+import posix as os
 
 from cdi import strictjson
+from cdi.pathnames import join, normpath
 from gpuruntime.errors import BundleError
 from gpuruntime.oci.bundle import Bundle
 from gpuruntime.system.paths import Root
+from gpuruntime.system.text import encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -105,12 +106,12 @@ def open_container(bundle: str) -> tuple[OciConfig, Root]:
     path = root.get("path") if isinstance(root, dict) else None
     if doubt is not None or not isinstance(path, str) or not path or "\0" in path:
         raise _unusable(bundle, doubt or "no root.path")
-    host_path = posixpath.join(bundle, path)
+    host_path = join(bundle, path)
     if not _is_plain(host_path):
         raise _unusable(bundle, f'root.path is "{path}"')
     try:
         # As a path that ends in a slash, a link would be followed.
-        opened = Root(posixpath.normpath(host_path))
+        opened = Root(normpath(host_path))
     except OSError as error:
         raise _unusable(bundle, f'root.path "{path}": {error.strerror}') from error
     if opened.is_host_root():
@@ -124,14 +125,14 @@ def _is_plain(path: str) -> bool:
         path.startswith("/")
         and _is_of_bytes(path)
         and ".." not in path.split("/")
-        and posixpath.normpath(path) not in ("/", "//")
+        and normpath(path) not in ("/", "//")
     )
 
 
 def _is_of_bytes(path: str) -> bool:
     """Return whether *path*, out of JSON, can name a file: half a surrogate pair cannot."""
     try:
-        return b"\0" not in os.fsencode(path)
+        return b"\0" not in encode(path)
     except UnicodeEncodeError:
         return False
 

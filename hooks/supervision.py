@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # signal without enum
 import errno
-import os
+import posix as os
 import time
 
 from gpuruntime.errors import BundleError, GpuRuntimeError, MountError, bug
@@ -19,6 +19,7 @@ from gpuruntime.system import syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
     from hooks.entry import Work
@@ -31,17 +32,28 @@ MAX_REPORT_BYTES = 64 << 10
 
 
 class Deadline:
-    """The time at which the hook gives up: with `late`, raised wherever it is by then."""
+    """The time at which the hook gives up: `error` is then raised, wherever the hook is."""
 
     def __init__(self, seconds: int) -> None:
         self.end = time.monotonic() + seconds
         self._seconds = seconds
-        self.no_work = self.no_step("")
-        self.no_root = BundleError(
-            f"reading the state and opening the container's root was not done in {seconds} s",
+        self.error: Callable[[], GpuRuntimeError] = self.no_work
+
+    def set_step(self, describe: Callable[[], str]) -> None:
+        """Name in the error the step that *describe* returns in a line."""
+        self.error = lambda: self.no_step(describe())
+
+    def no_root(self) -> BundleError:
+        """Return the error of a hook that has not come to the container's root."""
+        return BundleError(
+            "reading the state and opening the container's root was not done in "
+            f"{self._seconds} s",
             "close standard input behind the state",
         )
-        self.late: GpuRuntimeError = self.no_work
+
+    def no_work(self) -> MountError:
+        """Return the error of a hook that is not done, whatever it does."""
+        return self.no_step("")
 
     def no_step(self, step: str) -> MountError:
         """Return what to say where *step*, described in a line, is what takes too long."""
@@ -52,7 +64,7 @@ class Deadline:
         )
 
     def set_alarm(self, grace: float = 0) -> None:
-        """Raise `late` in this process, *grace* seconds after the time."""
+        """Raise the error in this process, *grace* seconds after the time."""
         _signal.signal(_signal.SIGALRM, self._give_up)
         left = self.end + grace - time.monotonic()
         _signal.setitimer(_signal.ITIMER_REAL, max(left, 0.001))
@@ -60,7 +72,7 @@ class Deadline:
     def _give_up(self, number: int, frame: FrameType | None) -> None:
         # Unwinds, so that nothing half-made is left.
         del number, frame
-        raise self.late
+        raise self.error()
 
 
 def supervise(work: Work, deadline: Deadline) -> tuple[str, int]:

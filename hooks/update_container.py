@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import posixpath
-
+from cdi.pathnames import basename, dirname
 from gpuruntime.formats import ldcache_merge
 from gpuruntime.system.clean_names import LINK_PATH, is_clean, is_clean_name
 from gpuruntime.system.compat import CudaCompat
@@ -61,7 +60,9 @@ def plan(given: Given) -> list[Operation]:
     links = [_link(value, Link) for value in given.get("link", ())]
     if not is_ahead:
         links += [_link(value, DeviceLink) for value in given.get("device-link", ())]
-    operations: list[Operation] = [*([RootIsMount()] if is_ahead else ()), *dict.fromkeys(links)]
+    # By what they say: to compare the records themselves takes longer.
+    once = {(type(link), link.path, link.target): link for link in links}
+    operations: list[Operation] = [*([RootIsMount()] if is_ahead else ()), *once.values()]
     entries = [_entry(value) for value in given.get("library", ())]
     entries += _linked_entries(links, entries)
     compat = _compat(given)
@@ -103,7 +104,7 @@ def _entry(value: str) -> ldcache_merge.CacheEntry:
         raise refused(NAME, value, "is not SONAME::PATH::ABI")
     # The SONAME link, not the file: then a later ldconfig comes to the same result.
     return ldcache_merge.CacheEntry(
-        soname, f"{posixpath.dirname(path)}/{soname}", ldcache_merge.ABI_FLAGS[abi]
+        soname, f"{dirname(path)}/{soname}", ldcache_merge.ABI_FLAGS[abi]
     )
 
 
@@ -114,11 +115,9 @@ def _linked_entries(
     by_place = {entry.path: entry for entry in entries}
     found = []
     for link in links:
-        target = by_place.get(f"{posixpath.dirname(link.path)}/{link.target}")
+        target = by_place.get(f"{dirname(link.path)}/{link.target}")
         if target is not None and link.path not in by_place:
-            found.append(
-                ldcache_merge.CacheEntry(posixpath.basename(link.path), link.path, target.flags)
-            )
+            found.append(ldcache_merge.CacheEntry(basename(link.path), link.path, target.flags))
     return found
 
 

@@ -7,14 +7,15 @@ the limits below. Little-endian hosts and caches only: NVIDIA has drivers for no
 
 from __future__ import annotations
 
-import struct
+import _struct
+from _operator import sub
 from itertools import compress
 
 from gpuruntime.errors import LdcacheError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 MAX_CACHE_BYTES = 8 << 20  # the largest real ones have some 10,000 entries in 1 MiB
 MAX_NAME_BYTES = 4096
@@ -27,20 +28,28 @@ _OLD_MAGIC = b"ld.so-1.7.0"
 _OLD_HEADER_BYTES = 16
 _OLD_ENTRY_BYTES = 12
 _MAGIC = b"glibc-ld.so.cache1.1"
-HEADER = struct.Struct("<20sIIB3xI12x")  # magic, count, bytes of strings, byte order, extension
-ENTRY = struct.Struct("<IIIIQ")  # flags, name, value, osversion, hwcap
+HEADER = _struct.Struct("<20sIIB3xI12x")  # magic, count, bytes of strings, byte order, extension
+ENTRY = _struct.Struct("<IIIIQ")  # flags, name, value, osversion, hwcap
 _ENTRY_WORDS = 6
 _FLAGS, _NAME, _VALUE = range(3)
 _LITTLE_ENDIAN = 2
 _BYTE_ORDER_MASK = 3
 
 _EXTENSION_MAGIC = 0xEAA42174
-_EXTENSION = struct.Struct("<II")  # magic, count
-_SECTION = struct.Struct("<IIII")  # tag, flags, offset, bytes
+_EXTENSION = _struct.Struct("<II")  # magic, count
+_SECTION = _struct.Struct("<IIII")  # tag, flags, offset, bytes
 _GENERATOR = 0
 _HWCAPS = 1
 _OURS = 0x47505521  # its 4 bytes: where our strings begin; loaders skip tags they do not know
 _NO_SECTION = (0, 0)
+
+
+# The difference of two numbers that are nearer to 0 than this does not wrap.
+_WIDE = 1 << 30
+_DIGIT, _NO_DIGIT = b"0", b"x"
+# Byte → which of the two it is, and its value as a signed character, moved up to be none below 0.
+_KINDS = bytes(0x30 if 0x30 <= byte <= 0x39 else 0x78 for byte in range(256))
+_SIGNED = bytes(byte ^ 0x80 for byte in range(256))
 
 
 class Cache:
@@ -101,9 +110,11 @@ class Names:
     All methods raise `LdcacheError` beyond `MAX_DECODED_BYTES` of names.
     """
 
-    __slots__ = ("_keys", "_left", "_strings", "_texts")
+    __slots__ = ("_keys", "_left", "_strings", "_texts", "compare")
 
     def __init__(self, strings: bytes) -> None:
+        # How two of their keys are compared.
+        self.compare: Callable[[tuple[int, ...], tuple[int, ...]], int] = compare_narrow
         self._strings = strings
         self._left = MAX_DECODED_BYTES
         self._keys: dict[int, tuple[int, ...]] = {}
@@ -113,7 +124,13 @@ class Names:
         """Return the sort key of the name at position *at*."""
         key = self._keys.get(at)
         if key is None:
-            key = self._keys[at] = sort_key(self._read(at))
+            key = self._keys[at] = self.checked(sort_key(self._read(at)))
+        return key
+
+    def checked(self, key: tuple[int, ...]) -> tuple[int, ...]:
+        """Return *key*, which from now on may be compared with those of names."""
+        if max(key) >= _WIDE or min(key) < -_WIDE:
+            self.compare = compare
         return key
 
     def text(self, at: int) -> str:
@@ -140,17 +157,21 @@ def sort_key(name: bytes) -> tuple[int, ...]:
     Bytes count as signed characters, a run of digits as one 32-bit number that ranks above any
     character. Hence libx.so.10 is above libx.so.9, and libx.so.01 the same name as libx.so.1.
     """
+    # By runs of bytes: a loop over each would cost more than the search that needs the key.
+    kinds = name.translate(_KINDS)
+    signed = name.translate(_SIGNED)
     key: list[int] = []
-    number = -1
-    for byte in name:
-        if 0x30 <= byte <= 0x39:
-            number = (max(number, 0) * 10 + byte - 0x30) & 0xFFFFFFFF
-            continue
-        if number >= 0:
-            key += (0x100, (number ^ 0x80000000) - 0x80000000)
-            number = -1
-        key.append(byte ^ 0x80)
-    if number >= 0:
+    at = 0
+    while True:
+        start = kinds.find(_DIGIT, at)
+        if start < 0:
+            key += signed[at:]
+            break
+        key += signed[at:start]
+        at = kinds.find(_NO_DIGIT, start)
+        if at < 0:
+            at = len(name)
+        number = int(name[start:at]) & 0xFFFFFFFF
         key += (0x100, (number ^ 0x80000000) - 0x80000000)
     key.append(0x80)  # the end, a character of value 0
     return tuple(key)
@@ -161,12 +182,15 @@ def compare(left: tuple[int, ...], right: tuple[int, ...]) -> int:
 
     Like tuples, but for numbers: their difference is taken in 32 bits and wraps.
     """
-    difference = 0
-    for a, b in zip(left, right):
-        difference = a - b
-        if difference:
-            break
+    if left == right:
+        return 0
+    difference = next(filter(None, map(sub, left, right)), 0)
     return ((difference + 0x80000000) & 0xFFFFFFFF) - 0x80000000
+
+
+def compare_narrow(left: tuple[int, ...], right: tuple[int, ...]) -> int:
+    """Do what `compare` does for keys of smaller numbers, whose differences do not wrap."""
+    return (left > right) - (left < right)
 
 
 def values(cache: Cache) -> set[int]:
@@ -217,7 +241,7 @@ def read_cache(data: bytes, *, keep_ours: bool = False) -> Cache | None:
 
     at, length = sections.get(_OURS, _NO_SECTION)
     if length == 4 and origin == 0 and not keep_ours:
-        (ours,) = struct.unpack_from("<I", data, at)
+        (ours,) = _struct.unpack_from("<I", data, at)
         if end <= ours < len(data):
             table = _without(table, ours)
             offsets = _column(table, _NAME) + _column(table, _VALUE)
@@ -236,7 +260,7 @@ def _locate(data: bytes) -> tuple[int, int, int, int] | None:
     size = len(data)
     base = 0
     if data.startswith(_OLD_MAGIC) and size > _OLD_HEADER_BYTES:
-        (count,) = struct.unpack_from("<I", data, 12)
+        (count,) = _struct.unpack_from("<I", data, 12)
         if (size - _OLD_HEADER_BYTES) // _OLD_ENTRY_BYTES < count:
             return None
         end = _OLD_HEADER_BYTES + _OLD_ENTRY_BYTES * count
@@ -290,7 +314,7 @@ def _hwcaps(data: bytes, end: int, sections: dict[int, tuple[int, int]]) -> tupl
     at, length = sections.get(_HWCAPS, _NO_SECTION)
     if length == 0 or length > 4 * MAX_HWCAPS_NAMES:
         return ()
-    offsets = struct.unpack_from(f"<{length // 4}I", data, at)
+    offsets = _struct.unpack_from(f"<{length // 4}I", data, at)
     if min(offsets) < end or max(offsets) >= len(data):
         return ()
     return tuple(offset - end for offset in offsets)
@@ -310,10 +334,10 @@ def format_cache(table: bytes, strings: bytes, cache: Cache) -> bytes:
     Raises `LdcacheError` for one that `read_cache` would not take again.
     """
     lead = HEADER.size + len(table)
-    sections = [(_OURS, struct.pack("<I", lead + len(cache.tail)))]
+    sections = [(_OURS, _struct.pack("<I", lead + len(cache.tail)))]
     if cache.hwcaps:
         offsets = [lead + position for position in cache.hwcaps]
-        sections.append((_HWCAPS, struct.pack(f"<{len(offsets)}I", *offsets)))
+        sections.append((_HWCAPS, _struct.pack(f"<{len(offsets)}I", *offsets)))
     if cache.generator:
         sections.append((_GENERATOR, cache.generator))  # last, for its length is no multiple of 4
     extension = (lead + len(strings) + 3) & -4

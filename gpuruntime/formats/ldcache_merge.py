@@ -14,7 +14,6 @@ from gpuruntime.formats.ldcache import (
     Cache,
     Names,
     Rows,
-    compare,
     format_cache,
     read_cache,
     shift,
@@ -65,6 +64,8 @@ def merge(
     cache = (read_cache(image) if image else None) or Cache()
     ours, strings = _place_strings(entries, cache.tail)
     names = _Search(strings, len(cache.tail), keep_first)
+    for own in ours:
+        names.checked(own.key)
     table = names.insert(ours, cache)
     if names.first_miss(ours, table) is not None:
         # The image's table is out of order: a loader finds some of its names, by luck.
@@ -99,17 +100,22 @@ def parse(
     ]
 
 
-def lists_directory(image: bytes | None, directory: str) -> bool:
-    """Say whether *image* itself, our entries apart, has a library directly in *directory*.
+def listed_directories(image: bytes | None, directories: Iterable[str]) -> set[str]:
+    """Return those of *directories* in which *image* itself, our entries apart, has a library.
 
     Paths are compared as text: a caller that knows of links asks for each spelling. Raises
     `LdcacheError` for an image beyond the limits.
     """
     cache = read_cache(image) if image else None
     if cache is None:
-        return False
-    prefix = _encode(directory).rstrip(b"/") + b"/"
+        return set()
     starts = values(cache)
+    return {name for name in directories if _has_library_in(cache, starts, name)}
+
+
+def _has_library_in(cache: Cache, starts: set[int], directory: str) -> bool:
+    """Return whether a value of *cache*, which begin at *starts*, is directly in *directory*."""
+    prefix = _encode(directory).rstrip(b"/") + b"/"
     at = cache.tail.find(prefix)
     while at >= 0:
         file = at + len(prefix)
@@ -146,6 +152,7 @@ class _Search(Names):
     def insert(self, ours: list[_Ours], cache: Cache) -> bytes:
         """Return the table of *cache* with *ours*, highest first, at their places."""
         rows = cache.rows()
+        key, name = self.key, rows.name
         lead = HEADER.size + len(cache.table) + ENTRY.size * len(ours)
         table = shift(cache.table, lead - cache.lead)
         pieces = []
@@ -154,7 +161,7 @@ class _Search(Names):
             low, high = 0, len(rows)
             while low < high:
                 middle = (low + high) // 2
-                if compare(self.key(rows.name(middle)), own.key) > 0:
+                if self.compare(key(name(middle)), own.key) > 0:
                     low = middle + 1
                 else:
                     high = middle
@@ -199,7 +206,7 @@ class _Search(Names):
         low, high = 0, len(rows) - 1
         while low <= high:
             middle = (low + high) // 2
-            order = compare(key, self.key(rows.name(middle)))
+            order = self.compare(key, self.key(rows.name(middle)))
             if order == 0:
                 while middle and self.key(rows.name(middle - 1)) == key:
                     middle -= 1

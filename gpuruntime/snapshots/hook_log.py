@@ -7,13 +7,12 @@ must not decide whether a container starts: it makes no directory, waits for nob
 
 from __future__ import annotations
 
-import fcntl
-import os
-import stat
+import _stat as stat
+import posix as os
 import time
 
 from gpuruntime.errors import escape
-from gpuruntime.snapshots.storage import RUN_DIRECTORY
+from gpuruntime.snapshots import RUN_DIRECTORY
 
 NAME = "hook-failures.log"
 OLD = f"{NAME}.old"
@@ -78,6 +77,8 @@ def _open(dirfd: int, size: int) -> int:
         _check(status)
         if status.st_size + size <= MAX_BYTES:
             return fd
+        import fcntl  # noqa: PLC0415 (once in many warnings)
+
         # Whoever has the lock renames the file; others lose their lines rather than wait.
         fcntl.flock(dirfd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.stat(NAME, dir_fd=dirfd, follow_symlinks=False).st_ino == status.st_ino:

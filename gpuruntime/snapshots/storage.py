@@ -11,14 +11,14 @@ import _stat as stat
 import posix as os
 
 from cdi import strictjson
-from gpuruntime import atomic_replace
+from gpuruntime import atomic_replace, snapshots
 from gpuruntime.trusted_files import may_trust
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-RUN_DIRECTORY = "/run/gpuruntime"
+RUN_DIRECTORY = snapshots.RUN_DIRECTORY
 
 
 def make_directory(path: str) -> None:

@@ -7,9 +7,10 @@ Nothing of it is executed or mounted: the loader is configured to look there fir
 
 from __future__ import annotations
 
+import _stat as stat
 import errno
-import os
-import stat
+import io
+import posix as os
 
 from gpuruntime.formats import ldcache_merge
 from gpuruntime.record import Record
@@ -183,7 +184,7 @@ def _read_library(dirfd: int, name: str) -> tuple[str, int]:
     fd = _open_regular(dirfd, name)
     if fd < 0:
         return "", 0
-    with os.fdopen(fd, "rb") as file:
+    with io.BufferedReader(io.FileIO(fd)) as file:
         try:
             library = elf.read(file)
         except (elf.ElfError, OSError):

@@ -8,12 +8,13 @@ them.
 from __future__ import annotations
 
 import errno
-import os
-import posixpath
+import posix as os
 
+from cdi.pathnames import normpath
 from gpuruntime.system import clean_names
 from gpuruntime.system.paths import Root, file_content, list_names, read_of_image
 from gpuruntime.system.replace import remove_name, replace_file
+from gpuruntime.system.text import decode, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ _MAX_KEPT_BYTES = 64 << 10
 def write(root: Root, name: str, directories: Sequence[str], warn: Callable[[str], None]) -> None:
     """Make the file *name* list *directories*, if it does not already; raise OSError."""
     _write_main(root, warn)
-    content = HEADS[name] + b"".join(os.fsencode(d) + b"\n" for d in directories)
+    content = HEADS[name] + b"".join(encode(d) + b"\n" for d in directories)
     dirfd = root.open_directory(DIRECTORY, create=True)
     try:
         if file_content(dirfd, name, MAX_CONF_BYTES) != content:
@@ -170,7 +171,7 @@ def _has_ours(pattern: bytes) -> bool:
     path = pattern if pattern.startswith(b"/") else b"/etc/" + pattern
     directory, _, name = path.rpartition(b"/")
     first, *rest = name.split(b"*")
-    if posixpath.normpath(directory) != DIRECTORY.encode():
+    if normpath(decode(directory)) != DIRECTORY:
         return False
     return all(_fits(ours.encode(), first, rest) for ours in HEADS)
 

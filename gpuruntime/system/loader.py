@@ -7,11 +7,11 @@ the operator wants that and the container's cache cannot be merged with (system/
 
 from __future__ import annotations
 
+import _stat as stat
 import errno
-import os
-import posixpath
-import stat
+import posix as os
 
+from cdi.pathnames import basename, dirname
 from gpuruntime.errors import LdcacheError
 from gpuruntime.formats import ldcache_merge
 from gpuruntime.system import drop_in, mounts
@@ -19,6 +19,7 @@ from gpuruntime.system.operation import Operation
 from gpuruntime.system.paths import LEADS_NOWHERE, Root, mount_id, read_of_image
 from gpuruntime.system.replace import replace_file
 from gpuruntime.system.syscalls import SyscallError
+from gpuruntime.system.text import decode, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class LoaderCache(Operation):
 
     def directories(self) -> list[str]:
         """Return the directories of the libraries, each once."""
-        return list(dict.fromkeys(posixpath.dirname(entry.path) for entry in self.entries))
+        return list(dict.fromkeys(dirname(entry.path) for entry in self.entries))
 
     def execute(self, root: Root, warn: Callable[[str], None]) -> None:
         """Carry it out below *root*.
@@ -149,8 +150,8 @@ class LoaderCache(Operation):
             entry.path
             for entry in self.entries
             if (entry.soname, entry.path, entry.flags) not in cached
-            and posixpath.basename(posixpath.dirname(entry.path)) not in _PLUGIN_DIRECTORIES
-            and not _is_searched(root, posixpath.dirname(entry.path))
+            and basename(dirname(entry.path)) not in _PLUGIN_DIRECTORIES
+            and not _is_searched(root, dirname(entry.path))
         ]
 
     def _write_drop_in(self, root: Root, image: bytes | None, warn: Callable[[str], None]) -> None:
@@ -158,7 +159,7 @@ class LoaderCache(Operation):
         if self.compat is None:
             drop_in.remove(root, drop_in.COMPAT)
         # One that it scans already must not be named: it would come before the image's others.
-        names = [d for d in self.directories() if not _is_scanned(root, image, d)]
+        names = _not_scanned(root, image, self.directories())
         if names and drop_in.has_ldconfig(root):
             drop_in.write(root, drop_in.DRIVER, names, warn)
 
@@ -168,7 +169,7 @@ class LoaderCache(Operation):
             flags = ldcache_merge.ABI_FLAGS[abi]
             wanted = [e.path for e in self.entries if e.flags == flags]
             if wanted and root.exists(f"/lib/ld-musl-{architecture}.so.1"):
-                directories = dict.fromkeys(posixpath.dirname(path) for path in wanted)
+                directories = dict.fromkeys(dirname(path) for path in wanted)
                 _add_to_list(root, f"ld-musl-{architecture}.path", list(directories))
 
 
@@ -231,7 +232,7 @@ def _write_cache(root: Root, content: bytes, *, may_cover: bool) -> bool:
     try:
         etc = root.open_directory("/etc", create=True)
         try:
-            replace_file(etc, posixpath.basename(CACHE), content, 0o644)
+            replace_file(etc, basename(CACHE), content, 0o644)
         finally:
             os.close(etc)
     except OSError as error:
@@ -243,11 +244,13 @@ def _write_cache(root: Root, content: bytes, *, may_cover: bool) -> bool:
     return True
 
 
-def _is_scanned(root: Root, image: bytes | None, directory: str) -> bool:
-    """Return whether the image's ldconfig scans *directory*, under this name or another."""
-    return directory in _DEFAULT_DIRECTORIES or any(
-        ldcache_merge.lists_directory(image, name) for name in _names_of(root, directory)
+def _not_scanned(root: Root, image: bytes | None, directories: list[str]) -> list[str]:
+    """Return those of *directories* that the image's ldconfig scans by no name."""
+    names = {d: _names_of(root, d) for d in directories if d not in _DEFAULT_DIRECTORIES}
+    listed = ldcache_merge.listed_directories(
+        image, [name for own in names.values() for name in own]
     )
+    return [directory for directory, own in names.items() if listed.isdisjoint(own)]
 
 
 def _is_searched(root: Root, directory: str) -> bool:
@@ -291,7 +294,7 @@ def _add_to_list(root: Root, name: str, directories: list[str]) -> None:
         missing = [directory for directory in directories if directory not in listed]
         # With an empty list nothing of the image loads: it is not ours to change that.
         if listed and missing:
-            replace_file(etc, name, os.fsencode("\n".join([*listed, *missing, ""])), 0o644)
+            replace_file(etc, name, encode("\n".join([*listed, *missing, ""])), 0o644)
     finally:
         os.close(etc)
 
@@ -308,13 +311,13 @@ def _listed(root: Root, etc: int, name: str) -> list[str]:
             raise
         return list(_MUSL_DIRECTORIES)
     try:
-        if mount_id(fd) not in (mount_id(root.fd), mount_id(etc)):
+        if mount_id(fd) not in (root.mount_id(), mount_id(etc)):
             raise SyscallError(errno.EXDEV, f'read("/etc/{name}"), a link to another mount')
         content = read_of_image(fd, f"/etc/{name}", MAX_LIST_BYTES)
     finally:
         os.close(fd)
     # Of all that may be in a name, musl takes these two for the end of one.
-    listed = [d for d in os.fsdecode(content).replace(":", "\n").split("\n") if d]
+    listed = [d for d in decode(content).replace(":", "\n").split("\n") if d]
     if not all(directory.startswith("/") for directory in listed):
         raise SyscallError(errno.EINVAL, f'read("/etc/{name}"), which is no list of directories')
     return listed

@@ -8,9 +8,9 @@ On the start path. The mount is private, and nobody can write to it at any momen
 from __future__ import annotations
 
 import errno
-import os
-import posixpath
+import posix as os
 
+from cdi.pathnames import split
 from gpuruntime.system import syscalls
 from gpuruntime.system.paths import mount_id
 from gpuruntime.system.syscalls import SyscallError
@@ -35,7 +35,7 @@ def cover(root: Root, path: str, content: bytes, mode: int) -> bool:
     False if there is none that has it. Raises OSError, also for a root that is no mount, in one
     that is shared: then it would be a mount of the host's that has to stop sharing.
     """
-    directory, name = posixpath.split(path)
+    directory, name = split(path)
     try:
         place = root.open_path(directory)
     except OSError as error:
@@ -87,7 +87,7 @@ def is_of_host(root: Root, fd: int) -> bool:
     As a volume, `/dev` of the host or `/sys`: whose they are is not for the container to say.
     """
     wanted = mount_id(fd)
-    if wanted == mount_id(root.fd):
+    if wanted == root.mount_id():
         return False
     below = f"{_place_of(root)}/"
     mounts = _listed()

@@ -6,11 +6,11 @@ On the start path. A hook plans a list of them, and then executes each one on th
 
 from __future__ import annotations
 
+import _stat as stat
 import errno
-import os
-import posixpath
-import stat
+import posix as os
 
+from cdi.pathnames import dirname, join, normpath, split
 from gpuruntime.errors import MountError
 from gpuruntime.system import mounts
 from gpuruntime.system.operation import Operation
@@ -69,13 +69,10 @@ class Link(Operation):
 
     def execute(self, root: Root, warn: Callable[[str], None]) -> None:
         """Carry it out below *root*; raise MountError."""
-        directory, name = posixpath.split(self.path)
+        directory, name = split(self.path)
         try:
-            dirfd = root.open_directory(directory, create=True)
-            try:
-                replace_link(dirfd, name, self.target)
-            finally:
-                os.close(dirfd)
+            if replace_link(root.directory(directory), name, self.target):
+                root.forget(self.path)
         except OSError as error:
             if error.errno == errno.EBUSY:
                 # Somebody has mounted what he wants to be there.
@@ -103,7 +100,7 @@ class DeviceLink(Link):
     def execute(self, root: Root, warn: Callable[[str], None]) -> None:
         """Make the link below *root* if the container has the node; warn if that fails."""
         # As text: the directory of the link is made only for it, and ".." would not resolve.
-        node = posixpath.normpath(posixpath.join(posixpath.dirname(self.path), self.target))
+        node = normpath(join(dirname(self.path), self.target))
         if not root.exists(node):
             return
         try:
@@ -214,7 +211,7 @@ def _profile(mask: int) -> bytes:
 
 
 def _write_profile(root: Root, content: bytes) -> None:
-    os.close(root.open_directory("/etc", create=True))
+    os.close(root.open_to_write("/etc"))
     dirfd = root.open_directory(PROFILES, create=True, mode=0o555)
     try:
         if file_content(dirfd, PROFILE, MAX_PROFILE_BYTES) != content:

@@ -9,17 +9,20 @@ gpuruntime.system.replace writes into the directories that are opened here.
 
 from __future__ import annotations
 
+import _stat as stat
 import errno
-import os
-import posixpath
-import stat
+import posix as os
 import time
 
+from cdi.pathnames import dirname
 from gpuruntime.system import syscalls
 from gpuruntime.system.syscalls import SyscallError
 
 MAX_LINKS = 40
 MAX_TRIES = 128
+MAX_INFO_BYTES = 4096
+# A container may allow few descriptors.
+MAX_DIRECTORIES = 16
 # What a path answers that leads to nothing inside the container. In a user namespace, a process of
 # others in /proc refuses to be followed: EACCES.
 LEADS_NOWHERE = (*(errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EACCES),)
@@ -42,10 +45,14 @@ class Root:
     def __init__(self, path: str) -> None:
         """Open *path*, a trusted path on the host that must not itself be a link."""
         self.fd = os.open(path, _O_DIRECTORY)
+        self._mount_id = -1
         self._has_openat2 = True
+        # Path → descriptor, see `directory`.
+        self._directories: dict[str, int] = {}
 
     def close(self) -> None:
-        """Close the root's descriptor."""
+        """Close the descriptors."""
+        self.forget("")
         os.close(self.fd)
 
     def is_host_root(self) -> bool:
@@ -146,24 +153,55 @@ class Root:
         return True
 
     def open_directory(self, path: str, *, create: bool = False, mode: int = 0o755) -> int:
-        """Return a descriptor of the directory *path*, made with its parents if *create*.
+        """Return a descriptor of the directory *path*, which can be listed.
 
-        Then it is one to write in: see `require_own`. The descriptor can be listed, and be the
-        dirfd of the *at calls. Raises OSError.
+        With *create* it is what `open_to_write` returns. Raises OSError.
+        """
+        fd = self.open_to_write(path, mode) if create else self.open_path(path)
+        try:
+            return open_to_list(fd)
+        finally:
+            os.close(fd)
+
+    def open_to_write(self, path: str, mode: int = 0o755) -> int:
+        """Return an O_PATH descriptor of the directory *path*, made with its parents if missing.
+
+        It is the dirfd of the *at calls, and on no mount that a link led to: see `require_own`.
+        Raises OSError.
         """
         try:
             fd = self.open_path(path)
         except OSError as error:
             # Not FileNotFoundError: a SyscallError is none.
-            if error.errno != errno.ENOENT or not create:
+            if error.errno != errno.ENOENT:
                 raise
             fd = self._create_directory(path, mode)
         try:
-            if create:
-                self.require_own(path, fd)
-            return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
-        finally:
+            self.require_own(path, fd)
+        except OSError:
             os.close(fd)
+            raise
+        return fd
+
+    def directory(self, path: str) -> int:
+        """Return what `open_to_write` does, for several names in it: the root keeps it open."""
+        fd = self._directories.get(path)
+        if fd is None:
+            if len(self._directories) == MAX_DIRECTORIES:
+                self.forget("")
+            fd = self._directories[path] = self.open_to_write(path)
+        return fd
+
+    def forget(self, path: str) -> None:
+        """Resolve again what is below *path*, which is another by now."""
+        for name in [name for name in self._directories if name.startswith(f"{path}/")]:
+            os.close(self._directories.pop(name))
+
+    def mount_id(self) -> int:
+        """Return which mount the root is in."""
+        if self._mount_id < 0:
+            self._mount_id = mount_id(self.fd)
+        return self._mount_id
 
     def _create_directory(self, path: str, mode: int) -> int:
         """Make what is missing of *path* and return an O_PATH descriptor of it."""
@@ -186,7 +224,7 @@ class Root:
         except OSError as error:
             if error.errno != errno.ENOENT:
                 raise
-        self.require_own(posixpath.dirname(path), parent)
+        self.require_own(dirname(path), parent)
         try:
             os.mkdir(name, mode, dir_fd=parent)
         except FileExistsError:
@@ -200,8 +238,8 @@ class Root:
         A volume is written to where the path that we want is in it; which other one it is to be
         is not for a link in the image to say.
         """
-        there = mount_id(fd)
-        if there != mount_id(self.fd) and there not in self._mounts_on(path):
+        mount = mount_id(fd)
+        if mount != self.mount_id() and mount not in self._mounts_on(path):
             raise SyscallError(errno.EXDEV, f'write to "{path}", a link to another mount')
 
     def _mounts_on(self, path: str) -> set[int]:
@@ -236,8 +274,24 @@ def _usual_names(path: str) -> list[str]:
 
 def mount_id(fd: int) -> int:
     """Return which mount *fd* is in: bind mounts of one file system have one device number."""
-    with open(f"/proc/self/fdinfo/{fd}", "rb", 0) as lines:
-        return int(next(line for line in lines if line.startswith(b"mnt_id:"))[len(b"mnt_id:") :])
+    number = syscalls.mount_id(fd)
+    return _mount_id_in_proc(fd) if number is None else number
+
+
+def _mount_id_in_proc(fd: int) -> int:
+    """Return what `mount_id` does, from /proc: proc(5), fdinfo."""
+    info = os.open(f"/proc/self/fdinfo/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # One read gives a file of /proc whole.
+        lines = os.read(info, MAX_INFO_BYTES).splitlines()
+    finally:
+        os.close(info)
+    return int(next(line for line in lines if line.startswith(b"mnt_id:"))[len(b"mnt_id:") :])
+
+
+def open_to_list(fd: int) -> int:
+    """Return a descriptor of the directory *fd* (O_PATH) that can be listed; raise OSError."""
+    return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
 
 
 def _openat2(dirfd: int, path: str, resolve: int) -> int:

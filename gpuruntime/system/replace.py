@@ -8,12 +8,11 @@ the old or the new content at any moment. What stood there is never written thro
 from __future__ import annotations
 
 import errno
-import fcntl
-import os
-import struct
+import posix as os
 from itertools import islice
 
-from gpuruntime.system.syscalls import SyscallError
+from gpuruntime.system.paths import open_to_list
+from gpuruntime.system.syscalls import SyscallError, inode_flags
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,19 +33,17 @@ _TAKEN = (
     *(errno.EEXIST, errno.ENOENT, errno.EISDIR, errno.EPERM, errno.EAGAIN, errno.ENAMETOOLONG),
 )
 _O_PATH = os.O_PATH | os.O_CLOEXEC
-_FLAGS_OF_INODE = 0x80086601  # FS_IOC_GETFLAGS
 _APPEND_ONLY = 0x20
 
 
 def _require_removable(dirfd: int) -> None:
     """Raise OSError where a new name could be neither renamed nor taken away again."""
-    flags = bytearray(8)
     try:
-        fcntl.ioctl(dirfd, _FLAGS_OF_INODE, flags)
+        flags = inode_flags(dirfd)
     except OSError:
         # A file system without such flags.
         return
-    if struct.unpack_from("I", flags)[0] & _APPEND_ONLY:
+    if flags & _APPEND_ONLY:
         raise SyscallError(errno.EPERM, "a new name in a directory that is append-only")
 
 
@@ -105,12 +102,30 @@ def replace_link(dirfd: int, name: str, target: str) -> bool:
     A directory in the way raises OSError, with nothing left behind, and stays.
     """
     try:
+        # A link is whole from the first: where nothing has the name, it needs no other.
+        os.symlink(target, name, dir_fd=dirfd)
+    except FileExistsError:
+        pass
+    else:
+        return True
+    try:
         if os.readlink(name, dir_fd=dirfd) == target:
             return False
     except OSError as error:
-        # Not there, or no link.
+        # Gone by now, or no link.
         if error.errno not in (errno.ENOENT, errno.EINVAL):
             raise
+    listed = open_to_list(dirfd)
+    try:
+        _require_removable(listed)
+    finally:
+        os.close(listed)
+    _exchange_link(dirfd, name, target)
+    return True
+
+
+def _exchange_link(dirfd: int, name: str, target: str) -> None:
+    """Put a link to *target* in place of what has the *name* in *dirfd*; raise OSError."""
 
     def put(temporary: str) -> int:
         os.symlink(target, temporary, dir_fd=dirfd)
@@ -120,10 +135,8 @@ def replace_link(dirfd: int, name: str, target: str) -> bool:
         if os.readlink("", dir_fd=fd) != target:
             raise SyscallError(errno.EAGAIN, f'symlink("{name}"), which somebody exchanged')
 
-    _require_removable(dirfd)
-    # A link is whole from the first. So its other name can be the same each time: what a hook that
-    # was killed has left there, the next one takes away. Where another hook is at it, or a
-    # directory has the name, it is a random one.
+    # Its other name can be the same each time: what a hook that was killed has left there, the
+    # next one takes away. Where another hook is at it, or a directory has the name, it is random.
     temporary = f"{_TEMPORARY}{name}"
     try:
         remove_name(dirfd, temporary)
@@ -132,7 +145,6 @@ def replace_link(dirfd: int, name: str, target: str) -> bool:
         if error.errno not in _TAKEN:
             raise
         _put_and_rename(dirfd, f"{_TEMPORARY}{os.urandom(8).hex()}", name, put, check)
-    return True
 
 
 def _put_and_rename(

@@ -16,12 +16,12 @@ about, and the rules of gpuruntime.system.paths hold without it. Every other ref
 
 from __future__ import annotations
 
-import ctypes
+import _struct
 import errno
-import os
-import struct
+import posix as os
 import sys
 
+from gpuruntime.system import syscalls
 from gpuruntime.system.syscalls import SyscallError
 
 MAX_CALLS = 40
@@ -33,6 +33,7 @@ CALLS: dict[str, tuple[int, int]] = {
     "openat": (257, 56),
     "openat2": (437, 437),  # below the root, in one step
     "newfstatat": (262, 79),
+    "statx": (332, 291),  # which mount a descriptor is in
     "fstat": (5, 80),  # what C libraries before 2.33 and after 2.38 make of fstat(3)
     "stat": (4, _NONE),  # what those before 2.33 make of stat(3): of `/`, and to find a module
     "read": (0, 63),
@@ -122,15 +123,7 @@ _LOAD, _RETURN = 0x20, 0x06
 _EQUAL, _ABOVE, _AT_LEAST, _HAS_BITS = 0x15, 0x25, 0x35, 0x45
 _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16
 KILL, ALLOW, ERRNO = 0x80000000, 0x7FFF0000, 0x00050000
-_INSTRUCTION = struct.Struct("<HBBI")
-
-_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, _PR_SET_NO_NEW_PRIVS = 22, 2, 38
-_prctl = ctypes.CDLL(None, use_errno=True).prctl
-_prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong]
-
-
-class _Program(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
+_INSTRUCTION, _INSTRUCTION_BYTES = "HBBI", 8
 
 
 def calls(version: tuple[int, int] = sys.version_info[:2]) -> dict[str, tuple[int, int]]:
@@ -172,7 +165,8 @@ def program(machine: str, allowed: dict[str, tuple[int, int]]) -> bytes:
             ]
         code += [(_EQUAL, 0, len(rule), numbers[column]), *rule]
     code.append((_RETURN, 0, 0, KILL))
-    return b"".join(_INSTRUCTION.pack(*instruction) for instruction in code)
+    fields = [field for instruction in code for field in instruction]
+    return _struct.pack("<" + _INSTRUCTION * len(code), *fields)
 
 
 def _load_argument(index: int) -> list[tuple[int, int, int, int]]:
@@ -189,12 +183,10 @@ def confine(allowed: dict[str, tuple[int, int]] | None = None) -> bool:
     if machine not in _MACHINES:
         return False
     code = program(machine, calls() if allowed is None else allowed)
-    if _prctl(_PR_SET_NO_NEW_PRIVS, 1, None, 0, 0) != 0:
-        raise SyscallError(ctypes.get_errno(), "prctl(PR_SET_NO_NEW_PRIVS, 1)")
-    given = _Program(len(code) // _INSTRUCTION.size, code)
-    if _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(given), 0, 0) == 0:
-        return True
-    error = ctypes.get_errno()
-    if error in (errno.EINVAL, errno.ENOSYS):
-        return False
-    raise SyscallError(error, "prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ...)")
+    try:
+        syscalls.confine(code, len(code) // _INSTRUCTION_BYTES)
+    except SyscallError as error:
+        if error.errno in (errno.EINVAL, errno.ENOSYS):
+            return False
+        raise
+    return True

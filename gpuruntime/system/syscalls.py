@@ -6,13 +6,17 @@ Each failure is a SyscallError that shows the call with its arguments.
 
 from __future__ import annotations
 
+import _ctypes  # ctypes without the half of the interpreter's own start that its types cost
 import _signal  # type: ignore[import-not-found]  # signal without enum
-import ctypes
+import _struct
 import errno
-import os
+import posix as os  # os without its quarter of that
+
+from gpuruntime.system.text import encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import ctypes
     from collections.abc import Callable
     from typing import Any
 
@@ -45,6 +49,8 @@ RESOLVE_NO_MAGICLINKS = 0x02
 RESOLVE_IN_ROOT = 0x10
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
+PR_SET_SECCOMP = 22
+SECCOMP_MODE_FILTER = 2
 PR_CAPBSET_DROP = 24
 PR_SET_NO_NEW_PRIVS = 38
 CLONE_NEWNS = 0x00020000
@@ -55,7 +61,12 @@ CLONE_NEWNET = 0x40000000
 _CAPABILITY_VERSION = 0x20080522
 _MAX_CAPABILITIES = 64
 PROC_SUPER_MAGIC = 0x9FA0
+FS_IOC_GETFLAGS = 0x80086601
 MNT_DETACH = 2
+AT_STATX_DONT_SYNC = 0x4000
+STATX_MNT_ID = 0x1000
+# Where struct statx has its mask and the number of the mount, in words.
+_STATX_MASK, _STATX_MNT_ID = 0, 18
 
 # Above 423 the numbers are the same on every architecture.
 _NR = {
@@ -68,19 +79,65 @@ _NR = {
     "openat2": 437,
     "mount_setattr": 442,
 }
-# Of an older call the number differs.
-_NR_BPF = {"x86_64": 321, "aarch64": 280}
+_MACHINE = os.uname().machine
+# Of older calls the numbers differ.
+_NR.update(
+    {
+        "x86_64": {"bpf": 321, "statx": 332},
+        "aarch64": {"bpf": 280, "statx": 291},
+    }.get(_MACHINE, {})
+)
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_syscall = _libc.syscall
-_syscall.restype = ctypes.c_long
-_libc.mount.argtypes = [ctypes.c_char_p] * 3 + [ctypes.c_ulong, ctypes.c_char_p]
-_libc.umount2.argtypes = [ctypes.c_char_p, ctypes.c_int]
-_libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
-_libc.unshare.argtypes = [ctypes.c_int]
-_libc.setns.argtypes = [ctypes.c_int, ctypes.c_int]
-_libc.capset.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-_libc.fstatfs.argtypes = [ctypes.c_int, ctypes.c_void_p]
+
+class _Int(_ctypes._SimpleCData):  # type: ignore[type-arg]
+    _type_ = "i"
+
+
+class _Long(_ctypes._SimpleCData):  # type: ignore[type-arg]
+    _type_ = "l"
+
+
+class _Pointer(_ctypes._SimpleCData):  # type: ignore[type-arg]
+    _type_ = "P"
+
+
+class _Function(_ctypes.CFuncPtr):
+    """A function of the C library whose error is kept for `_ctypes.get_errno`."""
+
+    _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO
+    _restype_ = _Int
+
+
+_HANDLE = _ctypes.dlopen(None, _ctypes.RTLD_LOCAL)  # type: ignore[arg-type]
+
+
+def _function(name: str) -> _Function:
+    """Return the function *name* of the C library that this process has; raise OSError."""
+    return _Function(_ctypes.dlsym(_HANDLE, name))
+
+
+class _Library:
+    """The C library that this process has: its functions are attributes, as those of a CDLL."""
+
+    def __getattr__(self, name: str) -> _Function:
+        """Return the function *name*, the same each time; raise OSError."""
+        function = _function(name)
+        setattr(self, name, function)
+        return function
+
+
+_libc = _Library()
+# A path, as any pointer, is None or bytes.
+_libc.mount.argtypes = [_Pointer] * 3 + [_Long, _Pointer]
+_libc.umount2.argtypes = [_Pointer, _Int]
+_libc.prctl.argtypes = [_Int] + [_Long] * 4
+_libc.unshare.argtypes = [_Int]
+_libc.setns.argtypes = [_Int, _Int]
+_libc.capset.argtypes = [_Pointer, _Pointer]
+_libc.fstatfs.argtypes = [_Int, _Pointer]
+_libc.ioctl.argtypes = [_Int, _Long, _Pointer]
+# Room for struct statfs, of 120 bytes, and for struct statx, of 256.
+_Words = _Long * 32
 
 
 class SyscallError(OSError):
@@ -94,14 +151,30 @@ class SyscallError(OSError):
         return f"{self.call}: {self.strerror}"
 
 
-def _call(name: str, *arguments: Any) -> int:  # noqa: ANN401 (ctypes values)
+# Call → syscall(2) with the types of its arguments.
+_calls: dict[str, _Function] = {}
+
+
+def _declared(name: str, arguments: tuple[Any, ...]) -> _Function:
+    """Return syscall(2), as it makes the call *name* with *arguments*; raise SyscallError."""
+    if name not in _NR:
+        raise SyscallError(errno.ENOSYS, name)
+    function = _function("syscall")
+    function.restype = _Long
+    function.argtypes = [_Long, *(_Long if isinstance(a, int) else _Pointer for a in arguments)]
+    _calls[name] = function
+    return function
+
+
+def _call(name: str, *arguments: Any) -> int:  # noqa: ANN401 (integers, and what pointers are)
     """Make the call, again after EINTR; return its result or raise SyscallError."""
-    native = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+    function = _calls.get(name) or _declared(name, arguments)
+    number = _NR[name]
     while True:
-        result: int = _syscall(ctypes.c_long(_NR[name]), *native)
+        result: int = function(number, *arguments)
         if result >= 0:
             return result
-        code = ctypes.get_errno()
+        code = _ctypes.get_errno()
         if code != errno.EINTR:
             shown = ", ".join(str(a) if isinstance(a, (int, bytes)) else "..." for a in arguments)
             raise SyscallError(code, f"{name}({shown})")
@@ -110,30 +183,13 @@ def _call(name: str, *arguments: Any) -> int:  # noqa: ANN401 (ctypes values)
 def _check(call: Callable[[], int], shown: str) -> None:
     """Make a *call* of the C library, again after EINTR; raise SyscallError, which shows it."""
     while call() != 0:
-        code = ctypes.get_errno()
+        code = _ctypes.get_errno()
         if code != errno.EINTR:
             raise SyscallError(code, shown)
 
 
-class _OpenHow(ctypes.Structure):
-    _fields_ = (
-        ("flags", ctypes.c_uint64),
-        ("mode", ctypes.c_uint64),
-        ("resolve", ctypes.c_uint64),
-    )
-
-
-class _MountAttr(ctypes.Structure):
-    _fields_ = (
-        ("attr_set", ctypes.c_uint64),
-        ("attr_clr", ctypes.c_uint64),
-        ("propagation", ctypes.c_uint64),
-        ("userns_fd", ctypes.c_uint64),
-    )
-
-
 def _c_string(path: str) -> bytes:
-    data = os.fsencode(path)
+    data = encode(path)
     if b"\0" in data:
         raise SyscallError(errno.EINVAL, "a path with a NUL byte")
     return data
@@ -141,8 +197,8 @@ def _c_string(path: str) -> bytes:
 
 def openat2(dirfd: int, path: str, flags: int, resolve: int, mode: int = 0) -> int:
     """Open *path* below *dirfd* as openat2(2) does; O_CLOEXEC is added."""
-    how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
-    return _call("openat2", dirfd, _c_string(path), ctypes.byref(how), ctypes.sizeof(how))
+    how = _struct.pack("=QQQ", flags | os.O_CLOEXEC, mode, resolve)
+    return _call("openat2", dirfd, _c_string(path), how, len(how))
 
 
 def open_tree(dirfd: int, path: str, flags: int) -> int:
@@ -160,8 +216,8 @@ def mount_setattr(
     fd: int, attributes: int, propagation: int = MS_PRIVATE, flags: int = AT_EMPTY_PATH
 ) -> None:
     """Set MOUNT_ATTR_* *attributes* on the mount *fd*; mount_setattr(2)."""
-    attr = _MountAttr(attributes, 0, propagation, 0)
-    _call("mount_setattr", fd, b"", flags, ctypes.byref(attr), ctypes.sizeof(attr))
+    attr = _struct.pack("=QQQQ", attributes, 0, propagation, 0)
+    _call("mount_setattr", fd, b"", flags, attr, len(attr))
 
 
 def new_tmpfs(size_bytes: int, attributes: int) -> int:
@@ -198,8 +254,8 @@ def close_range(first: int) -> None:
         os.closerange(first, os.sysconf("SC_OPEN_MAX"))
 
 
-def _prctl(option: int, value: int, shown: str) -> None:
-    _check(lambda: int(_libc.prctl(option, value, 0, 0, 0)), shown)
+def _prctl(option: int, value: int, shown: str, address: int = 0) -> None:
+    _check(lambda: int(_libc.prctl(option, value, address, 0, 0)), shown)
 
 
 def die_with_parent() -> None:
@@ -224,18 +280,26 @@ def setns(fd: int, kind: int) -> None:
 
 def bpf(command: int, name: str, attributes: ctypes.Array[ctypes.c_char]) -> int:
     """Have the kernel carry out *command*, called *name*; *attributes* may change; bpf(2)."""
-    number = _NR_BPF.get(os.uname().machine)
-    if number is None:
-        raise SyscallError(errno.ENOSYS, f"bpf({name})")
-    arguments = ctypes.c_long(command), attributes, ctypes.c_long(len(attributes))
     while True:
-        result = int(_syscall(ctypes.c_long(number), *arguments))
-        if result >= 0:
-            return result
-        code = ctypes.get_errno()
-        # EAGAIN: a signal came while it checked a program.
-        if code not in (errno.EINTR, errno.EAGAIN):
-            raise SyscallError(code, f"bpf({name})")
+        try:
+            return _call("bpf", command, attributes, len(attributes))
+        except SyscallError as error:
+            # A signal came while it checked a program.
+            if error.errno != errno.EAGAIN:
+                raise SyscallError(error.errno or 0, f"bpf({name})") from None
+
+
+def confine(instructions: bytes, count: int) -> None:
+    """Have the kernel filter the calls of this process by *count* BPF *instructions*; prctl(2).
+
+    For good, and after it neither this process nor a program that it executes gains privileges.
+    """
+    program = (_Long * (len(instructions) // 8)).from_buffer_copy(instructions)
+    # struct sock_fprog.
+    head = (_Long * 2).from_buffer_copy(_struct.pack("@HP", count, _ctypes.addressof(program)))
+    _prctl(PR_SET_NO_NEW_PRIVS, 1, "prctl(PR_SET_NO_NEW_PRIVS, 1)")
+    shown = "prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ...)"
+    _prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, shown, _ctypes.addressof(head))
 
 
 def drop_privileges() -> None:
@@ -248,15 +312,35 @@ def drop_privileges() -> None:
                 raise
             # The kernel has no more of them.
             break
-    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
-    none = (ctypes.c_uint32 * 6)()
+    header = _struct.pack("=Ii", _CAPABILITY_VERSION, 0)
+    none = bytes(24)
     _check(lambda: int(_libc.capset(header, none)), "capset(none)")
     _prctl(PR_SET_NO_NEW_PRIVS, 1, "prctl(PR_SET_NO_NEW_PRIVS, 1)")
 
 
 def kind_of(fd: int) -> int:
     """Return the magic number of the file system that *fd* is on; fstatfs(2)."""
-    # struct statfs has 120 bytes at most, of which the first word says it.
-    status = (ctypes.c_long * 32)()
+    status = _Words()
     _check(lambda: int(_libc.fstatfs(fd, status)), f"fstatfs({fd})")
     return int(status[0])
+
+
+def mount_id(fd: int) -> int | None:
+    """Return the number of the mount that *fd* is in, None from a kernel before 5.8; statx(2)."""
+    status = _Words()
+    try:
+        _call("statx", fd, b"", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_MNT_ID, status)
+    except SyscallError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+        return None
+    return int(status[_STATX_MNT_ID]) if int(status[_STATX_MASK]) & STATX_MNT_ID else None
+
+
+def inode_flags(fd: int) -> int:
+    """Return the FS_*_FL flags of the file or directory *fd*; ioctl(2), FS_IOC_GETFLAGS."""
+    flags = _Long(0)
+    pointer = _ctypes.byref(flags)
+    _check(lambda: int(_libc.ioctl(fd, FS_IOC_GETFLAGS, pointer)), f"ioctl({fd}, FS_IOC_GETFLAGS)")
+    # The kernel writes an int, whatever the number of the request says.
+    return int(flags.value) & 0xFFFFFFFF

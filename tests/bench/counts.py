@@ -26,19 +26,25 @@ COUNT = re.compile(r"Collected : (\d+)")
 
 def counted(log: Path, command: Sequence[object], **options: Any) -> int:
     """Return how many instructions *command* takes, with all that it becomes and starts."""
+    return sum(each_count(log, command, **options))
+
+
+def each_count(log: Path, command: Sequence[object], **options: Any) -> list[int]:
+    """Return the instructions of each process of *command*, itself the last."""
     log.unlink(missing_ok=True)
     words = [*CALLGRIND, f"--log-file={log}", *map(str, command)]
     done = subprocess.run(words, capture_output=True, text=True, check=False, **options)
     found = [int(count) for count in COUNT.findall(log.read_text())]
     if not found:
         sys.exit(f"{' '.join(words)}: nothing was counted: {done.stderr}")
-    return sum(found)
+    return found
 
 
 def hook(place: Place, case: Case) -> int:
-    """Return the instructions of our hook, with its arguments of *case*, up to the container.
+    """Return the instructions of our hook, as in *case*, up to its first operation.
 
-    It looks for one that is not there: a hook that enters one confines itself, and valgrind.
+    That is the process that reads the arguments, and then waits for the one that works. The latter
+    may start the host's ldconfig: else it would confine itself, and valgrind.
     """
     config = json.loads(place.document(case))
     (entry,) = (
@@ -47,13 +53,17 @@ def hook(place: Place, case: Case) -> int:
         for entry in entries
         if entry["path"].endswith(HOOK)
     )
+    bundle = WORK / "hook-bundle"
+    (bundle / "rootfs" / "etc").mkdir(parents=True, exist_ok=True)
+    (bundle / "config.json").write_text('{"root": {"path": "rootfs"}}')
     state = WORK / "state.json"
-    state.write_text(json.dumps({**STATE, "bundle": str(WORK)}))
+    state.write_text(json.dumps({**STATE, "bundle": str(bundle)}))
     with state.open() as stream:
-        command = [entry["path"], *entry["args"][1:]]
+        command = [entry["path"], *entry["args"][1:], "--ldconfig-mode", "host"]
         environment = dict(word.split("=", 1) for word in entry["env"])
         path = {"PATH": os.environ["PATH"]}
-        return counted(WORK / "hook.log", command, stdin=stream, env={**path, **environment})
+        log = WORK / "hook.log"
+        return each_count(log, command, stdin=stream, env={**path, **environment})[-1]
 
 
 def questions(place: Place, case: Case) -> int:

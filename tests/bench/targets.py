@@ -19,7 +19,7 @@ EIGHT_RATIO, ALL_RATIO, EDITS_RATIO, MANY_RATIO, COLD_RATIO = 2.2, 2.7, 1.45, 1.
 # Of runc with the same edits and no hook, and of another toolkit at its best, if one is measured.
 NO_HOOK_RATIO, OTHER_RATIO = 1.5, 0.5
 PEAK_MIB = 16
-LAUNCHER_SHARE, SHIM_SHARE, HOOK_SHARE = 0.02, 2.0, 3.3
+LAUNCHER_SHARE, SHIM_SHARE, HOOK_SHARE = 0.02, 2.0, 1.8
 A_BYTE = 6
 OTHERS = ("start", "state", "kill", "delete", "exec")
 BARE = "runc, without the stand-in"

@@ -70,7 +70,7 @@ def _found(**creates: float) -> dict[str, Any]:
     names = ("hello", "state", "create, 8 GPUs", "create, 8 GPUs, all capabilities")
     edits = [case.name for case in cases.JIT if case.edits == "same"]
     floor = 1_000_000
-    counts = {"floor": floor, "state": 20_000, "create, no GPU": 25_000, "hook": 3 * floor}
+    counts = {"floor": floor, "state": 20_000, "create, no GPU": 25_000, "hook": floor}
     return {
         "lives": lives,
         "programs": {name: [_sample(1)] for name in names},

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import posix
 import subprocess
 import sys
 from pathlib import Path
@@ -77,7 +78,7 @@ def exchange(root: Path, kind: str) -> None:
 def believe() -> None:
     """Have no doubt about what is found."""
     name = bytes(8)
-    os.urandom = lambda _: name  # type: ignore[assignment]
+    posix.urandom = lambda _: name  # type: ignore[assignment]
     mounts._source_of = lambda _: f"gpuruntime-{name.hex()}"
     mounts._require_same = lambda root, path, _: os.close(root.open_path(path))
 

@@ -3,7 +3,8 @@
 
 For the simulated host. Prints one JSON object. "cases": request → what came of the first create
 and of the second. "counts": what → instructions up to the exec of a low-level runtime that is no
-program, for counting ends at an exec that succeeds.
+program, for counting ends at an exec that succeeds; of a hook, up to its first operation. "calls":
+what → system calls of all its processes, with "files", the number of mounts in that container.
 """
 
 from __future__ import annotations
@@ -66,8 +67,12 @@ class Place:
         self.runtime = top / "runtime"
         self.runtime.write_text("not a program\n")
         self.runtime.chmod(0o755)
+        self.trace = top / "trace"
         self.hook = top / "gpu-cdi-hook"
-        shutil.copy("/bin/true", self.hook)
+        shutil.copy(scenario.TREE / "build" / "launcher", self.hook)
+        (top / "launcher.interpreter").write_text(
+            f"gpuruntime-interpreter 1\nlibrary {self.library}\npython {PYTHON[0]}\nend\n"
+        )
 
     def compile(self) -> None:
         """Have the modules in the library, with bytecode whose sources nobody looks at."""
@@ -96,12 +101,11 @@ class Place:
         words = ["--log", str(self.log), "create", "--bundle", str(self.bundle), "one"]
         return [*PYTHON, code, "0", "0:0", "gpu-container-runtime", *words]
 
-    def hook_command(self) -> list[str]:
-        """Return the hook of the config.json that is there, as the launcher starts it."""
-        code = start_code.code(self.library, "hook")
+    def hook_command(self, *more: str) -> list[str]:
+        """Return the hook of the config.json that is there, with *more* arguments."""
         config = json.loads(self.document.read_text())
         (hook,) = config["hooks"]["createContainer"]
-        return [*PYTHON, code, *hook["args"]]
+        return [str(self.hook), *hook["args"][1:], *more]
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Run *command*, a hook too, before a config.json that nobody changed."""
@@ -126,12 +130,26 @@ class Place:
     def count(self, *command: str) -> int:
         """Return how many instructions *command* takes, its children aside."""
         output = f"--callgrind-out-file={self.callgrind}"
-        done = self.run("valgrind", "--tool=callgrind", output, *command)
+        # The launcher becomes another program.
+        trace = "--trace-children=yes"
+        done = self.run("valgrind", "--tool=callgrind", trace, output, *command)
         counted = re.findall(r"Collected : (\d+)", done.stderr)
         if not counted:
             sys.exit(done.stderr)
         # The process itself is the last to end.
         return int(counted[-1])
+
+    def count_calls(self, *command: str) -> int:
+        """Return how many system calls *command* makes, with its children."""
+        done = self.run("strace", "-f", "-o", str(self.trace), *command)
+        # The runtime that the shim becomes is no program.
+        if done.returncode not in (0, 126):
+            sys.exit(done.stderr)
+        # Two lines of a call that another process interrupts.
+        return sum(
+            "resumed>" not in line and "+++" not in line and "---" not in line
+            for line in self.trace.read_text().splitlines()
+        )
 
 
 def forget() -> None:
@@ -153,7 +171,7 @@ def main() -> None:
     """Go through the CASES that are named, count, and print what was seen."""
     top = Path(tempfile.mkdtemp(prefix="gpuruntime-start-path-"))
     top.chmod(0o755)
-    found: dict[str, Any] = {"cases": {}, "counts": {}}
+    found: dict[str, Any] = {"cases": {}, "counts": {}, "calls": {}}
     counted = {"all", "cdi"} & {*sys.argv[1:]} if shutil.which("valgrind") else set()
     try:
         place = Place(top, is_counted=bool(counted))
@@ -173,7 +191,13 @@ def main() -> None:
             if name in counted:
                 found["counts"][name] = place.count(*place.command())
             if name == "all" and counted:
-                found["counts"]["hook"] = place.count(*place.hook_command())
+                # A hook that may start the host's ldconfig does not confine itself, and valgrind.
+                command = place.hook_command("--ldconfig-mode", "host")
+                found["counts"]["hook"] = place.count(*command)
+            if name == "all capabilities" and counted:
+                files = len(json.loads(place.document.read_text())["mounts"])
+                found["calls"] = {"files": files, "shim": place.count_calls(*place.command())}
+                found["calls"]["hook"] = place.count_calls(*place.hook_command())
         if counted:
             found["counts"]["floor"] = place.count(*PYTHON, "pass")
     finally:

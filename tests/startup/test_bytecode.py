@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import start_code
 from startup.interpreters import ISOLATED, MINORS, found
-from startup.test_imports import HOOK, WARM
+from startup.test_imports import HOOK, WARM, of
 
 from gpuruntime import bytecode
 
 TREE = Path(__file__).parents[2]
 PYTHON = ("/usr/bin/python3",)
-LOADED = {"shim": WARM, "hook": HOOK}
+LOADED = {"shim": WARM, "hook": HOOK | of("gpuruntime.snapshots", "hook_log")}
 # Runs in place of `main` and prints which of our modules there are, and which were imported.
 REPORT = """
 import sys

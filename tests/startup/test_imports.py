@@ -38,7 +38,7 @@ BROUGHT = {
     *("sre_compile", "sre_constants", "sre_parse"),
 }
 # gpuruntime.system alone; the shim changes nothing on the machine but the bundle.
-SYSTEM_ONLY = {"ctypes", "ctypes._endian", "_ctypes"}
+SYSTEM_ONLY = {"_ctypes"}
 
 
 def of(room: str, modules: str) -> set[str]:
@@ -75,7 +75,7 @@ HOOK = {
     *of("gpuruntime.formats", "ldcache ldcache_merge"),
     *of("gpuruntime.oci", "bundle"),
     *of("gpuruntime.system", "clean_names compat drop_in loader mounts operation ops paths"),
-    *of("gpuruntime.system", "replace seccomp syscalls"),
+    *of("gpuruntime.system", "replace seccomp syscalls text"),
     *of("hooks", "entry options state supervision update_container"),
 }
 
@@ -104,9 +104,9 @@ main(CLI_PYTHON)
 HOOK_CODE = (
     REPORT
     + """
-import os
-leave = os._exit
-os._exit = lambda status: (report(), leave(status))
+import posix
+leave = posix._exit
+posix._exit = lambda status: (report(), leave(status))
 from hooks.entry import main
 main()
 """

@@ -160,17 +160,15 @@ def test_meta_02_control_without_the_filter_it_goes_on(bundle: Path, name: str) 
 OUTER = f"""
 import sys
 sys.path.append({str(TREE)!r})
-import ctypes, os
+import os, struct
 from gpuruntime.system import seccomp
 prctl = 157 if os.uname().machine == "x86_64" else 167
 outer = [
     (0x20, 0, 0, 0), (0x15, 0, 3, prctl), (0x20, 0, 0, 16), (0x15, 0, 1, 22),
     (0x06, 0, 0, 0x50000 | ERRNO), (0x06, 0, 0, 0x7FFF0000),
 ]
-data = b"".join(seccomp._INSTRUCTION.pack(*one) for one in outer)
-libc = ctypes.CDLL(None)
-libc.prctl(38, 1, 0, 0, 0)
-assert libc.prctl(22, 2, ctypes.byref(seccomp._Program(len(outer), data)), 0, 0) == 0
+data = b"".join(struct.pack("<HBBI", *one) for one in outer)
+seccomp.syscalls.confine(data, len(outer))
 """
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-import os
+import posix
 import re
 import resource
 import shutil
@@ -228,14 +228,14 @@ def test_a_file_that_may_not_be_read_is_named(
     """And not by the number of our descriptor."""
     (tmp_path / "file").write_text("x")
     root = Root(str(tmp_path))
-    open_ = os.open
+    open_ = posix.open
 
     def refuse(path: str, *arguments: object, **keywords: object) -> int:
         if str(path).startswith("/proc/self/fd/"):
             raise PermissionError(13, "Permission denied", path)
         return open_(path, *arguments, **keywords)  # type: ignore[arg-type]  # as it was called
 
-    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(posix, "open", refuse)
     with pytest.raises(OSError, match="Permission denied") as caught:
         read_of_image(root.open_path("/file"), "/file", 10)
     assert str(caught.value) == 'read("/file"): Permission denied'

@@ -20,7 +20,7 @@ START_PYTHON = "/usr/bin/python3"
 ENDLESS = f"""
 import sys
 sys.path.append({str(TREE)!r})
-import os, signal, time
+import os, posix, signal, time
 from gpuruntime.system import ops, syscalls
 from hooks import entry, supervision
 def execute(self, root, warn):
@@ -44,7 +44,7 @@ entry.main()
 # A child that has the caller's standard output.
 KEEPS = """
 real = os.dup2
-os.dup2 = lambda fd, new, *rest: new if new == 1 else real(fd, new, *rest)
+posix.dup2 = lambda fd, new, *rest: new if new == 1 else real(fd, new, *rest)
 """
 
 

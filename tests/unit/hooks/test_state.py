@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import posix
 import subprocess
 import time
 from pathlib import Path
@@ -63,7 +64,7 @@ def test_no_more_is_read_than_a_state_may_have(size: int, monkeypatch: pytest.Mo
         return data
 
     monkeypatch.setattr(state, "MAX_STATE_BYTES", 5000)
-    monkeypatch.setattr(os, "read", read)
+    monkeypatch.setattr(posix, "read", read)
     with pytest.raises(BundleError, match="has over 5000 bytes"):
         state.read_document(7)
 

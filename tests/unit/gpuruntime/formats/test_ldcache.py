@@ -13,7 +13,7 @@ import pytest
 from gpuruntime.errors import LdcacheError
 from gpuruntime.formats import ldcache as ldcache_format
 from gpuruntime.formats import ldcache_merge
-from gpuruntime.formats.ldcache_merge import CacheEntry, lists_directory, merge, parse
+from gpuruntime.formats.ldcache_merge import CacheEntry, listed_directories, merge, parse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,6 +53,11 @@ MERGED = [
     row("libcuda.so", "/opt/gpu"),
     *IMAGE[3:],
 ]
+
+
+def lists_directory(image: bytes | None, directory: str) -> bool:
+    """Return whether *image* has a library in *directory*."""
+    return listed_directories(image, [directory]) == {directory}
 
 
 def extension(at: int, sections: Sequence[tuple[int, bytes]], magic: int = 0xEAA42174) -> bytes:

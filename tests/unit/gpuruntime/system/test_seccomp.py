@@ -41,7 +41,7 @@ FORBIDDEN = {
     "executable memory": "import mmap; mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_EXEC)",
 }
 HEAD = f"""
-import ctypes, errno, mmap, os, socket, sys
+import ctypes, errno, mmap, os, socket, struct, sys
 sys.path.append({str(TREE)!r})
 from gpuruntime.system import seccomp
 libc = ctypes.CDLL(None, use_errno=True)
@@ -214,10 +214,8 @@ outer = [
     (0x20, 0, 0, 0), (0x15, 0, 3, {157 if os.uname().machine == "x86_64" else 167}),
     (0x20, 0, 0, 16), (0x15, 0, 1, 22), (0x06, 0, 0, 0x50000 | {code}), (0x06, 0, 0, 0x7FFF0000),
 ]
-data = b"".join(seccomp._INSTRUCTION.pack(*one) for one in outer)
-libc.prctl(38, 1, 0, 0, 0)
-given = seccomp._Program(len(outer), data)
-assert libc.prctl(22, 2, ctypes.byref(given), 0, 0) == 0
+data = b"".join(struct.pack("<HBBI", *one) for one in outer)
+seccomp.syscalls.confine(data, len(outer))
 """
 
 

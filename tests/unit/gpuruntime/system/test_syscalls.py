@@ -48,6 +48,10 @@ def unchecked(source: str) -> list[str]:
                 found.append(f"{name} is not checked")
         elif name.endswith("CDLL") and "use_errno=True" not in ast.unparse(node):
             found.append(f"{ast.unparse(node)} does not keep errno")
+    for node in ast.walk(tree):
+        source = ast.unparse(node) if isinstance(node, ast.ClassDef) else ""
+        if "(_ctypes.CFuncPtr)" in source and "FUNCFLAG_USE_ERRNO" not in source:
+            found.append(f"{source.split('(')[0]} does not keep errno")
     return found
 
 
@@ -65,6 +69,7 @@ def test_calls_of_the_c_library_are_declared_and_checked(path: Path) -> None:
         ("_check(lambda: _libc.a(), '')", ["_libc.a has no argtypes"]),
         ("_libc.a.argtypes = []\n_check(lambda: _libc.a(), '')", []),
         ("x = ctypes.CDLL(None)", ["ctypes.CDLL(None) does not keep errno"]),
+        ("class X(_ctypes.CFuncPtr):\n _flags_ = 1", ["class X does not keep errno"]),
     ],
 )
 def test_control_what_is_not_so_is_found(source: str, wrong: list[str]) -> None:
