@@ -40,6 +40,10 @@ ABI_FLAGS = {
 }
 
 
+# What is in the path of each library that only the driver brings.
+_DRIVER_WORDS = (b"nvidia", b"libcuda", b"libnv")
+
+
 class CacheEntry(Record):
     """A library the loader shall find: *soname* at *path*, for the ABI that *flags* name."""
 
@@ -111,6 +115,19 @@ def listed_directories(image: bytes | None, directories: Iterable[str]) -> set[s
         return set()
     starts = values(cache)
     return {name for name in directories if _has_library_in(cache, starts, name)}
+
+
+def driver_paths(image: bytes | None) -> list[str]:
+    """Return the paths of driver libraries in *image*: of an earlier merge, or of an ldconfig.
+
+    Raises `LdcacheError` for an image beyond the limits, and for one that no loader accepts.
+    """
+    # Few images have one, and most of those are of a container that is started again.
+    if not image or not any(word in image for word in _DRIVER_WORDS):
+        return []
+    words = [word.decode() for word in _DRIVER_WORDS]
+    paths = [row[1] for row in parse(image)]
+    return list(dict.fromkeys(path for path in paths if any(word in path for word in words)))
 
 
 def _has_library_in(cache: Cache, starts: set[int], directory: str) -> bool:

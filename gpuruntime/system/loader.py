@@ -14,10 +14,10 @@ import posix as os
 from cdi.pathnames import basename, dirname
 from gpuruntime.errors import LdcacheError
 from gpuruntime.formats import ldcache_merge
-from gpuruntime.system import drop_in, mounts
+from gpuruntime.system import clean_names, drop_in, mounts
 from gpuruntime.system.operation import Operation
 from gpuruntime.system.paths import LEADS_NOWHERE, Root, mount_id, read_of_image
-from gpuruntime.system.replace import replace_file
+from gpuruntime.system.replace import remove_name, replace_file
 from gpuruntime.system.syscalls import SyscallError
 from gpuruntime.system.text import decode, encode
 
@@ -89,6 +89,8 @@ class LoaderCache(Operation):
                     f'"{CACHE}" in the container is empty, as after a power cut: what the image '
                     "had in it is not found until its own ldconfig has run"
                 )
+            if self.may_cover:
+                self._remove_empty(root, there, first, warn)
             old, new = self._merge(root, there, old, (*first, *self.entries))
             may_write = new == there or _write_cache(root, new, may_cover=self.may_cover)
             what = drop_in.DIRECTORY
@@ -108,6 +110,35 @@ class LoaderCache(Operation):
                     _hint(error, what),
                 ) from error
             warn(f'"{what}" in the container stays as it is: {why}')
+
+    def _remove_empty(
+        self,
+        root: Root,
+        image: bytes | None,
+        first: tuple[ldcache_merge.CacheEntry, ...],
+        warn: Callable[[str], None],
+    ) -> None:
+        """Remove the names of driver libraries that are empty files in the image.
+
+        An image made of a container that had them has an empty file where each was mounted. A
+        loader does not pass over one: it ends with "file too short".
+        """
+        ours = {entry.path for entry in (*first, *self.entries)}
+        try:
+            paths = ldcache_merge.driver_paths(image)
+        except LdcacheError:
+            # No loader reads it.
+            return
+        for path in paths:
+            if path in ours or not clean_names.is_clean(path) or not _is_empty(root, path):
+                continue
+            try:
+                remove_name(root.directory(dirname(path)), basename(path))
+            except OSError as error:
+                warn(
+                    f'"{path}" in the container is an empty file that its loader refuses as too '
+                    f"short, and cannot be removed: {error.strerror}"
+                )
 
     def _read_cache(self, root: Root) -> tuple[bytes | None, bytes | None]:
         """Return the cache that is there, and the one to merge with: that, or ldconfig's."""
@@ -259,6 +290,20 @@ def _is_searched(root: Root, directory: str) -> bool:
     # where /lib is no link to /usr/lib, in the twin of the other.
     twin = directory[len("/usr") :] if directory.startswith("/usr/lib") else f"/usr{directory}"
     return any(root.exists(f"{name}/libc.so.6") for name in (directory, twin))
+
+
+def _is_empty(root: Root, path: str) -> bool:
+    """Return whether *path* leads to an empty file of the container's root itself."""
+    try:
+        fd = root.open_path(path)
+    except OSError:
+        return False
+    try:
+        status = os.fstat(fd)
+        is_empty = stat.S_ISREG(status.st_mode) and status.st_size == 0
+        return is_empty and mount_id(fd) == root.mount_id()
+    finally:
+        os.close(fd)
 
 
 def _names_of(root: Root, directory: str) -> list[str]:

@@ -386,3 +386,32 @@ def test_time_01_a_conf_file_that_is_too_large_lists_nothing(
     text = "/opt/a\n".ljust((64 << 10) + bytes_more, "\n")
     image.path("/etc/ld.so.conf.d/00-a.conf", text)
     assert drop_in.listed_before(image.opened) == expected
+
+
+@pytest.mark.parametrize("maker", ["hook", "ldconfig"])
+def test_an_image_of_a_gpu_container_has_no_empty_libraries(image: Image, maker: str) -> None:
+    """The first had video as well, and its mount targets are in the image: "file too short"."""
+    names = ("libcuda.so.1", "libnvidia-encode.so.1", "libnvidia-ml.so.1", "libother.so.1")
+    entries = {name: CacheEntry(name, f"{DIRECTORY}/{name}", NATIVE) for name in names}
+    for name in names:
+        image.path(f"{DIRECTORY}/{name}").symlink_to(f"{name}.550.54")
+        image.path(f"{DIRECTORY}/{name}.550.54", "of the image" if "-ml" in name else "")
+    if maker == "hook":
+        image.execute(LoaderCache(tuple(entries.values())))
+    else:
+        image.path("/etc/ld.so.cache").write_bytes(image_cache(*entries.values()))
+    image.execute(LoaderCache((entries["libcuda.so.1"],)))
+    # What it has now, what is no empty file, and what is not the driver's.
+    left = {name for name in names if os.path.lexists(f"{image.root}{DIRECTORY}/{name}")}
+    assert left == {*names} - {"libnvidia-encode.so.1"}
+    assert image.first("libcuda.so.1") == entries["libcuda.so.1"].path
+    assert image.warnings == []
+
+
+def test_before_the_mounts_empty_files_are_targets(image: Image) -> None:
+    """Ahead of the low-level runtime nobody knows what will be mounted on them."""
+    entry = CacheEntry("libnvidia-encode.so.1", f"{DIRECTORY}/libnvidia-encode.so.1", NATIVE)
+    place = image.path(entry.path, "")
+    image.execute(LoaderCache((entry,)))
+    image.execute(LoaderCache(CACHE.entries, may_cover=False))
+    assert place.exists()
