@@ -18,7 +18,8 @@ What stands between an engine and runc, measured by
 
 on simulated hosts with 8 GPUs and `ModifyDeviceFiles: 1`, ours as `make install` has it.
 `make bench DOC=1` writes this page, and leaves all samples in `build/bench/bench.json`.
-`make bench RUNTIME=NAME=PATH` measures another runtime in the same run, `REPLAY=off` ours without repeated creates.
+`make bench RUNTIME=NAME=PATH` measures another runtime in the same run.
+`REPLAY=off` measures ours without repeated creates.
 
 Each container has an overlay and a config.json of its own.
 It is created, started, asked for its state, entered, killed and deleted.
