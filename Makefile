@@ -18,7 +18,7 @@ export QUIET := $(findstring s,$(filter-out --%,$(firstword -$(MAKEFLAGS))))
 SAY = @[ -n '$(QUIET)' ] || echo >&2
 
 .PHONY: help setup packages demo-packages programs needs-root demo check test test-all lint style types imports prepared unit conformance perf bench fuzz races mutants record \
-  test-newer-engines test-switch clean driver-root image-packages install uninstall deb test-install \
+  test-newer-engines test-switch test-vm clean driver-root image-packages install uninstall deb test-install \
   bundle wheel release
 
 help: ## list the targets
@@ -180,6 +180,12 @@ deb: ## build the Debian packages gpuruntime and gpuruntime-nvidia-compat below 
 
 test-install: setup ## install, use, upgrade, remove and purge the packages in clean roots of Debian 12 and 13
 	@PYTHONPATH=tests:tests/simhost $(BIN)/python tests/packages/clean_roots.py
+
+# SUITE: bookworm or trixie. SCENARIOS: names of scenarios, by default all. VERBOSE=1 shows their commands.
+test-vm: needs-root setup ## test the packages on Debian with systemd and cgroup v2, in a virtual machine
+	@PYTHON='$(PYTHON)' scripts/setup vm
+	@PYTHONPATH=tests:tests/simhost:tests/packages $(BIN)/python tests/vm/run.py \
+	  --suite '$(or $(SUITE),bookworm)' $(if $(VERBOSE),--verbose) $(SCENARIOS)
 
 bundle: ## build a tree with its own interpreter and C library, for hosts without Python, below build/bundle
 	@PYTHON='$(PYTHON)' START_PYTHON='$(START_PYTHON)' CC='$(CC)' LAUNCHER_FLAGS='$(LAUNCHER_FLAGS)' \
