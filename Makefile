@@ -184,7 +184,7 @@ test-install: setup ## install, use, upgrade, remove and purge the packages in c
 # SUITE: bookworm or trixie. SCENARIOS: names of scenarios, by default all. VERBOSE=1 shows their commands.
 test-vm: needs-root setup ## test the packages on Debian with systemd and cgroup v2, in a virtual machine
 	@PYTHON='$(PYTHON)' scripts/setup vm
-	@PYTHONPATH=tests:tests/simhost:tests/packages $(BIN)/python tests/vm/run.py \
+	@PYTHONPATH=tests:tests/simhost:tests/packages $(BIN)/python -m vm.run \
 	  --suite '$(or $(SUITE),bookworm)' $(if $(VERBOSE),--verbose) $(SCENARIOS)
 
 bundle: ## build a tree with its own interpreter and C library, for hosts without Python, below build/bundle

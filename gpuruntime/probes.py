@@ -135,15 +135,15 @@ def _nodes(pattern: str) -> dict[str, list[int]]:
     directory, _, name = pattern.rpartition("/")
     names = [name]
     if name.endswith("*"):
-        names = [there for there in _names(directory) or () if there.startswith(name[:-1])]
-    found = {}
+        names = [other for other in _names(directory) or () if other.startswith(name[:-1])]
+    nodes = {}
     for name in names:
         try:
             status = os.lstat(f"{directory}/{name}")
         except (OSError, ValueError):
             continue
-        found[name] = [status.st_mode, status.st_uid, status.st_gid, status.st_rdev]
-    return found
+        nodes[name] = [status.st_mode, status.st_uid, status.st_gid, status.st_rdev]
+    return nodes
 
 
 def _content(path: str) -> list[int] | None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from cdi.wire import OciConfig
     from gpuruntime.system.paths import Root
-    from hooks.options import Given
+    from hooks.options import OptionValues
 
 CREATE_SYMLINKS = "create-symlinks"
 UPDATE_LDCACHE = "update-ldcache"
@@ -53,7 +53,7 @@ MAX_NAMES = 100_000
 _COMPAT_WORDS = frozenset((ENABLE_CUDA_COMPAT, "--cuda-compat"))
 
 
-def read(name: str, arguments: Sequence[str]) -> Given:
+def read(name: str, arguments: Sequence[str]) -> OptionValues:
     """Return the options in *arguments* of the hook *name*; raise RequestError.
 
     create-symlinks --link TARGET::LINK…
@@ -70,23 +70,23 @@ def read(name: str, arguments: Sequence[str]) -> Given:
     return parse(name, arguments, OPTIONS[name])
 
 
-def plan(name: str, given: Given) -> list[Operation]:
+def plan(name: str, option_values: OptionValues) -> list[Operation]:
     """Return the operations of the hook *name*, one of `OPTIONS`; raise RequestError."""
     if name == CREATE_SYMLINKS:
-        return [_link(value) for value in dict.fromkeys(_list(given, "link"))]
+        return [_link(value) for value in dict.fromkeys(_list(option_values, "link"))]
     if name == UPDATE_LDCACHE:
-        return _update_ldcache(given)
+        return _update_ldcache(option_values)
     if name == ENABLE_CUDA_COMPAT:
-        return _enable_cuda_compat(given)
+        return _enable_cuda_compat(option_values)
     if name == CHMOD:
-        return _chmod(given)
+        return _chmod(option_values)
     if name == "disable-device-node-modification":
         return [MaskParams()]
     return [ApplicationProfile()] if name == "update-application-profile" else []
 
 
-def _list(given: Given, name: str) -> list[str]:
-    return [part for value in given.get(name, ()) for part in value.split(",")]
+def _list(option_values: OptionValues, name: str) -> list[str]:
+    return [part for value in option_values.get(name, ()) for part in value.split(",")]
 
 
 def _link(value: str) -> Link:
@@ -99,36 +99,39 @@ def _link(value: str) -> Link:
     return Link(path, target)
 
 
-def _update_ldcache(given: Given) -> list[Operation]:
-    if not last(given, "ldconfig-path", "/sbin/ldconfig"):
-        raise refused(UPDATE_LDCACHE, "", "is no path of an ldconfig")
-    folders = list(dict.fromkeys(_list(given, "folder")))
+def _update_ldcache(option_values: OptionValues) -> list[Operation]:
+    if not last(option_values, "ldconfig-path", "/sbin/ldconfig"):
+        raise refused(UPDATE_LDCACHE, "", "is not the path of an ldconfig")
+    folders = list(dict.fromkeys(_list(option_values, "folder")))
     for folder in folders:
         if not is_clean(folder):
-            raise refused(UPDATE_LDCACHE, folder, "is no absolute path that is plain")
+            raise refused(UPDATE_LDCACHE, folder, "is not a plain absolute path")
     return [MountedLibraries(tuple(folders))]
 
 
-def _enable_cuda_compat(given: Given) -> list[Operation]:
-    driver, cuda = last(given, "host-driver-version"), last(given, "host-cuda-version")
+def _enable_cuda_compat(option_values: OptionValues) -> list[Operation]:
+    driver, cuda = (
+        last(option_values, "host-driver-version"),
+        last(option_values, "host-cuda-version"),
+    )
     if not driver and not cuda:
         return []
     for version in filter(None, (driver, cuda)):
         if not is_clean_name(version):
-            raise refused(ENABLE_CUDA_COMPAT, version, "is no version")
-    directory = last(given, "cuda-compat-container-root", DEFAULT_ROOT)
+            raise refused(ENABLE_CUDA_COMPAT, version, "is not a version")
+    directory = last(option_values, "cuda-compat-container-root", DEFAULT_ROOT)
     if not is_clean(directory):
-        raise refused(ENABLE_CUDA_COMPAT, directory, "is no absolute path that is plain")
+        raise refused(ENABLE_CUDA_COMPAT, directory, "is not a plain absolute path")
     return [CudaCompat(driver, cuda, directory)]
 
 
-def _chmod(given: Given) -> list[Operation]:
-    mode, places = parse_mode(last(given, "mode")), _list(given, "path")
+def _chmod(option_values: OptionValues) -> list[Operation]:
+    mode, places = parse_mode(last(option_values, "mode")), _list(option_values, "path")
     if mode is None:
-        raise refused(CHMOD, last(given, "mode"), "is no mode, which is an octal number")
+        raise refused(CHMOD, last(option_values, "mode"), "is not a mode, an octal number")
     for path in places or [""]:
         if not is_clean(path):
-            raise refused(CHMOD, path, "is no absolute path that is plain")
+            raise refused(CHMOD, path, "is not a plain absolute path")
     return [Chmod(path, mode) for path in dict.fromkeys(places)]
 
 
@@ -190,7 +193,7 @@ def _mounted(root: Root, folder: str) -> list[ldcache_merge.CacheEntry]:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             return []
         raise _unreadable(folder, error) from error
-    found: dict[str, ldcache_merge.CacheEntry] = {}
+    entries: dict[str, ldcache_merge.CacheEntry] = {}
     links = []
     try:
         ours = mount_id(dirfd)
@@ -208,7 +211,7 @@ def _mounted(root: Root, folder: str) -> list[ldcache_merge.CacheEntry]:
                 if kind == stat.S_IFREG and mount_id(fd) != ours:
                     entry = _entry(fd, folder, name, names)
                     if entry is not None:
-                        found[entry.soname] = entry
+                        entries[entry.soname] = entry
                 elif kind == stat.S_IFLNK and name.endswith(".so"):
                     links.append((name, os.readlink("", dir_fd=fd)))
             finally:
@@ -216,11 +219,11 @@ def _mounted(root: Root, folder: str) -> list[ldcache_merge.CacheEntry]:
     finally:
         os.close(dirfd)
     named = [
-        ldcache_merge.CacheEntry(name, f"{folder}/{name}", found[target].flags)
+        ldcache_merge.CacheEntry(name, f"{folder}/{name}", entries[target].flags)
         for name, target in links
-        if target in found and is_clean(f"/{name}")
+        if target in entries and is_clean(f"/{name}")
     ]
-    return [*found.values(), *named]
+    return [*entries.values(), *named]
 
 
 def _names(dirfd: int, folder: str) -> list[str]:
@@ -242,16 +245,16 @@ def _entry(
 ) -> ldcache_merge.CacheEntry | None:
     try:
         with os.fdopen(reopen(fd, os.O_RDONLY), "rb") as file:
-            found = elf.read(file)
+            library = elf.read(file)
     except (elf.ElfError, PermissionError):
         return None
     except OSError as error:
         raise _unreadable(folder, error) from error
-    soname = found.soname or name
-    if found.abi not in ldcache_merge.ABI_FLAGS or not is_clean(f"/{soname}"):
+    soname = library.soname or name
+    if library.abi not in ldcache_merge.ABI_FLAGS or not is_clean(f"/{soname}"):
         return None
     # Where nothing has that name, the container's own ldconfig would make a link to this.
     place = soname if soname in names else name
     return ldcache_merge.CacheEntry(
-        soname, f"{folder}/{place}", ldcache_merge.ABI_FLAGS[found.abi]
+        soname, f"{folder}/{place}", ldcache_merge.ABI_FLAGS[library.abi]
     )

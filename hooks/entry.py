@@ -83,13 +83,13 @@ def run(arguments: list[str], program: str) -> tuple[str, int]:
     name = rest[0] if rest else ""
     words = [*front, *rest[1:]]
     if name == update_container.NAME:
-        given = update_container.read(words)
-        operations = update_container.plan(given)
+        option_values = update_container.read(words)
+        operations = update_container.plan(option_values)
     elif name in CLASSIC:
         from hooks import classic  # noqa: PLC0415 (our own specs never need it)
 
-        given = classic.read(name, words)
-        operations = classic.plan(name, given)
+        option_values = classic.read(name, words)
+        operations = classic.plan(name, option_values)
     else:
         # A spec written by a newer version must not keep containers from starting. But where an
         # option is not known, its value may have been taken for the name.
@@ -98,10 +98,10 @@ def run(arguments: list[str], program: str) -> tuple[str, int]:
             help_ = f'"{program} {HELP[0]}" lists them'
             return f"{program}: warning: no hook is named, nothing is done; {help_}", 0
         return f'{program}: warning: there is no hook "{escape(name)}", nothing is done', 0
-    deadline = Deadline(read_deadline(given))
+    deadline = Deadline(read_deadline(option_values))
     if not operations:
         return "", 0
-    return supervise(Work(program, given, operations), deadline)
+    return supervise(Work(program, option_values, operations), deadline)
 
 
 def information(arguments: list[str], program: str) -> str:
@@ -135,26 +135,26 @@ def run_prestart(arguments: list[str], program: str, cli_python: str) -> tuple[s
 
         os.write(1, hook_usage.of_prestart(program).encode("ascii", "backslashreplace"))
         return "", 0
-    command, given = prestart.read(arguments)
+    command, option_values = prestart.read(arguments)
     if command != prestart.NAME:
-        return prestart.answer(command, given, program)
+        return prestart.answer(command, option_values, program)
     deadline = Deadline(DEADLINE_S)
     deadline.error = deadline.no_root
     deadline.set_alarm()
     state_ = state.read_document(0)
     # The driver has a deadline of its own.
     _signal.setitimer(_signal.ITIMER_REAL, 0)
-    plan = prestart.plan(state_, given, cli_python)
+    plan = prestart.plan(state_, option_values, cli_python)
     if plan is None:
         return "", 0
     if plan.warning:
         return f"{program}: warning: {escape(plan.warning)}", 0
-    return supervise(ContainerWork(program, given, plan), Deadline(plan.deadline_s))
+    return supervise(ContainerWork(program, option_values, plan), Deadline(plan.deadline_s))
 
 
-def read_deadline(given: options.Given) -> int:
+def read_deadline(option_values: options.OptionValues) -> int:
     """Return the seconds that the hook has; raise UsageError."""
-    value = options.last(given, options.DEADLINE, str(DEADLINE_S))
+    value = options.last(option_values, options.DEADLINE, str(DEADLINE_S))
     plain = value.isascii() and value.isdigit() and len(value) <= len(str(MAX_DEADLINE_S))
     if not plain or not 1 <= int(value) <= MAX_DEADLINE_S:
         raise options.UsageError(
@@ -168,13 +168,15 @@ class Work:
     """What the child has to do, and how much it says about that."""
 
     def __init__(
-        self, program: str, given: options.Given, operations: Sequence[Operation]
+        self, program: str, option_values: options.OptionValues, operations: Sequence[Operation]
     ) -> None:
         self.program = program
         self.operations = operations
-        self.state = options.last(given, options.CONTAINER_SPEC, "-")
-        self.is_quiet = any(switch in given for switch in options.QUIET)
-        self.is_verbose = not self.is_quiet and any(switch in given for switch in options.DEBUG)
+        self.state = options.last(option_values, options.CONTAINER_SPEC, "-")
+        self.is_quiet = any(switch in option_values for switch in options.QUIET)
+        self.is_verbose = not self.is_quiet and any(
+            switch in option_values for switch in options.DEBUG
+        )
 
     def warn(self, text: str) -> None:
         """Say what does not keep the container from starting."""
@@ -231,8 +233,10 @@ class Work:
 class ContainerWork(Work):
     """The work of a prestart hook, in the container's mount namespace."""
 
-    def __init__(self, program: str, given: options.Given, plan: prestart.Plan) -> None:
-        super().__init__(program, given, plan.operations)
+    def __init__(
+        self, program: str, option_values: options.OptionValues, plan: prestart.Plan
+    ) -> None:
+        super().__init__(program, option_values, plan.operations)
         self._plan = plan
         self._log = plan.log
 

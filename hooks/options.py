@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     # Option → its values, in order.
-    Given = Mapping[str, Sequence[str]]
+    OptionValues = Mapping[str, Sequence[str]]
 
 # What each hook takes, ours and the incumbent's.
 CONTAINER_SPEC, DEADLINE = "container-spec", "deadline"
@@ -42,13 +42,13 @@ def parse(
     arguments: Sequence[str],
     values: Collection[str],
     switches: Collection[str] = (),
-) -> Given:
+) -> OptionValues:
     """Return the values of each option in *arguments*, in order; raise RequestError.
 
     A switch that is on has one value, "". Options are `-name`, `--name`, with `=value` or a value
     as the next argument.
     """
-    found: dict[str, list[str]] = {}
+    option_values: dict[str, list[str]] = {}
     words = iter(arguments)
     for word in words:
         name, equals, value = _parts(word)
@@ -56,19 +56,19 @@ def parse(
             if equals and value.lower() not in _TRUE + _FALSE:
                 raise refused(hook, word, "is neither true nor false")
             if not equals or value.lower() in _TRUE:
-                found[name] = [""]
+                option_values[name] = [""]
         elif name in VALUES or name in values:
             if not equals:
                 value = next(words, "")
-            found.setdefault(name, []).append(value)
+            option_values.setdefault(name, []).append(value)
         else:
             raise refused(hook, word, "is an unknown option")
-    return found
+    return option_values
 
 
-def last(given: Given, name: str, default: str = "") -> str:
+def last(option_values: OptionValues, name: str, default: str = "") -> str:
     """Return the value of *name* that counts where it is given several times."""
-    return given.get(name, (default,))[-1]
+    return option_values.get(name, (default,))[-1]
 
 
 def parse_mode(text: str) -> int | None:

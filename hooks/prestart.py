@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from gpuruntime.system.device_program import Device
     from gpuruntime.system.operation import Operation
     from hooks.debug_log import DebugLog
-    from hooks.options import Given
+    from hooks.options import OptionValues
 
 NAME = "prestart"
 # The incumbent's hook has them, and does nothing there.
@@ -150,7 +150,7 @@ def _mounts_on_root(bundle: str) -> int:
         root.close()
 
 
-def read(arguments: list[str]) -> tuple[str, Given]:
+def read(arguments: list[str]) -> tuple[str, OptionValues]:
     """Return the command in *arguments*, "" where they cannot be read, and the options.
 
     As in the incumbent's, options come first, and what is behind the command does not count.
@@ -159,18 +159,18 @@ def read(arguments: list[str]) -> tuple[str, Given]:
     while at < len(arguments) and arguments[at].startswith("-"):
         at += 2 if arguments[at] in (f"-{CONFIG}", f"--{CONFIG}") else 1
     try:
-        given = options.parse("hook", arguments[:at], (CONFIG,), (VERSION,))
+        option_values = options.parse("hook", arguments[:at], (CONFIG,), (VERSION,))
     except RequestError:
         return "", {}
-    return "".join(arguments[at : at + 1]), given
+    return "".join(arguments[at : at + 1]), option_values
 
 
-def answer(command: str, given: Given, program: str) -> tuple[str, int]:
+def answer(command: str, option_values: OptionValues, program: str) -> tuple[str, int]:
     """Return what to say, and the exit status, of a *command* that has no work.
 
     The version is what was asked for, and goes to standard output.
     """
-    if VERSION in given:
+    if VERSION in option_values:
         text = f"{program} version {__version__}\n"
         if program.startswith("nvidia-"):
             # Programs look for these words in what its names print.
@@ -182,14 +182,14 @@ def answer(command: str, given: Given, program: str) -> tuple[str, int]:
     return f"usage: {program} [-debug] [-config FILE] prestart|poststart|poststop", 2
 
 
-def plan(state_: dict[str, Any], given: Given, cli_python: str) -> Plan | None:
+def plan(state_: dict[str, Any], option_values: OptionValues, cli_python: str) -> Plan | None:
     """Return what the container of the OCI state *state_* is to get, None if it asks for nothing.
 
-    Raises GpuRuntimeError, also where the container can be given its devices by nobody.
+    Raises GpuRuntimeError, also where the container can be option_values its devices by nobody.
     """
     bundle = state.bundle_of(state_)
     document = _read_config(bundle)
-    config = _load(options.last(given, CONFIG), cli_python)
+    config = _load(options.last(option_values, CONFIG), cli_python)
     legacy = f"{settings.RUNTIME}.mode"
     asked = parse.from_oci(document, settings.Config({**config.values, legacy: "legacy"}, None))
     if not asked:
@@ -340,7 +340,7 @@ def _read_config(bundle: str) -> OciConfig:
 
 
 def _load(path: str, cli_python: str) -> Config:
-    """Return the config in force, or that of the file *path* if it is given."""
+    """Return the config in force, or that of the file *path* if it is option_values."""
 
     def compiled(path: str) -> Any:  # noqa: ANN401 (JSON)
         answer = slowpath.ask(cli_python, "config", path)
@@ -416,5 +416,5 @@ def _access(numbers: tuple[str, int, int], rules: Iterable[dict[str, Any]] | Non
 def _unusable(why: str) -> BundleError:
     return BundleError(
         f"the container cannot be worked on: {why}",
-        "let an OCI runtime call this hook as prestart hook; it is no command for people",
+        "let an OCI runtime call this hook as prestart hook; it is not a command for people",
     )

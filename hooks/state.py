@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from cdi.wire import OciConfig
 
 MAX_STATE_BYTES = 1 << 20
-_HINT = "let an OCI runtime call this hook; it is no command for people"
+_HINT = "let an OCI runtime call this hook; it is not a command for people"
 
 
 def open_state(path: str) -> int:
     """Return a descriptor of the state in the host's file *path*, "-" for standard input.
 
-    Raises BundleError for what is no regular file.
+    Raises BundleError for anything but a regular file.
     """
     if path == "-":
         return 0
-    why = "no absolute path"
+    why = "not an absolute path"
     if _is_plain(path):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -43,7 +43,7 @@ def open_state(path: str) -> int:
         else:
             if stat.S_ISREG(os.fstat(fd).st_mode):
                 return fd
-            why = "no regular file"
+            why = "not a regular file"
     raise BundleError(
         f'cannot read the state in "{path}": {why}', "name a file with the OCI state, or -"
     )
@@ -55,7 +55,7 @@ def read_bundle(stdin: int) -> str:
 
 
 def read_document(stdin: int) -> dict[str, Any]:
-    """Return the state on descriptor *stdin*; raise BundleError for what is no JSON object."""
+    """Return the state on descriptor *stdin*; raise BundleError for anything but a JSON object."""
     data = b""
     try:
         while len(data) <= MAX_STATE_BYTES:
@@ -70,15 +70,17 @@ def read_document(stdin: int) -> dict[str, Any]:
     try:
         document = strictjson.loads(data, pairs=_members)
     except (ValueError, RecursionError) as error:
-        raise BundleError(f"the state on standard input is no JSON: {error}", _HINT) from error
+        raise BundleError(
+            f"the state on standard input is not valid JSON: {error}", _HINT
+        ) from error
     return document if isinstance(document, dict) else {}
 
 
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
         raise ValueError("a member is there twice")
-    return found
+    return members
 
 
 def bundle_of(document: dict[str, Any]) -> str:

@@ -201,8 +201,8 @@ def explain(error: Exception, program: str) -> tuple[str, int]:
         )
     elif isinstance(error, ImportError):
         error = GpuRuntimeError(f"cannot load the hook: {error}", "install gpuruntime again")
-    known = error if isinstance(error, GpuRuntimeError) else bug(error)
-    return f"{program}: {known.lines()}", known.exit_code
+    reported = error if isinstance(error, GpuRuntimeError) else bug(error)
+    return f"{program}: {reported.lines()}", reported.exit_code
 
 
 def say(text: str) -> None:

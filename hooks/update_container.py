@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpuruntime.system.operation import Operation
-    from hooks.options import Given
+    from hooks.options import OptionValues
 
 NAME = "update-container"
 VALUES = frozenset(
@@ -35,7 +35,7 @@ DEFAULT_LDCONFIG = "/sbin/ldconfig"
 _MAX_VERSION_CHARS = 40
 
 
-def read(arguments: Sequence[str]) -> Given:
+def read(arguments: Sequence[str]) -> OptionValues:
     """Return the options in *arguments*; raise RequestError.
 
     --link TARGET::LINK            make LINK a link to TARGET
@@ -54,24 +54,26 @@ def read(arguments: Sequence[str]) -> Given:
     return parse(NAME, arguments, VALUES, SWITCHES)
 
 
-def plan(given: Given) -> list[Operation]:
-    """Return the operations that *given* options ask for, in their order; raise RequestError."""
-    is_ahead = "ahead" in given
-    links = [_link(value, Link) for value in given.get("link", ())]
+def plan(option_values: OptionValues) -> list[Operation]:
+    """Return the operations that *option_values* request, in their order; raise RequestError."""
+    is_ahead = "ahead" in option_values
+    links = [_link(value, Link) for value in option_values.get("link", ())]
     if not is_ahead:
-        links += [_link(value, DeviceLink) for value in given.get("device-link", ())]
+        links += [_link(value, DeviceLink) for value in option_values.get("device-link", ())]
     # By what they say: to compare the records themselves takes longer.
     once = {(type(link), link.path, link.target): link for link in links}
     operations: list[Operation] = [*([RootIsMount()] if is_ahead else ()), *once.values()]
-    entries = [_entry(value) for value in given.get("library", ())]
+    entries = [_entry(value) for value in option_values.get("library", ())]
     entries += _linked_entries(links, entries)
-    compat = _compat(given)
-    mode = last(given, "ldconfig-mode", MERGE)
+    compat = _compat(option_values)
+    mode = last(option_values, "ldconfig-mode", MERGE)
     if mode not in _MODES:
         raise refused(NAME, mode, f"is none of {', '.join(_MODES)}")
     if mode != NONE:
         if entries:
-            ldconfig = last(given, "ldconfig-path", DEFAULT_LDCONFIG) if mode == HOST else ""
+            ldconfig = (
+                last(option_values, "ldconfig-path", DEFAULT_LDCONFIG) if mode == HOST else ""
+            )
             operations.append(
                 LoaderCache(tuple(entries), compat, ldconfig, may_cover=not is_ahead)
             )
@@ -79,11 +81,11 @@ def plan(given: Given) -> list[Operation]:
             operations.append(compat)
     if is_ahead:
         return operations
-    if "mask-params" in given:
+    if "mask-params" in option_values:
         operations.append(MaskParams())
-    if "application-profile" in given:
+    if "application-profile" in option_values:
         operations.append(ApplicationProfile())
-    operations += [_chmod(value) for value in given.get("chmod", ())]
+    operations += [_chmod(value) for value in option_values.get("chmod", ())]
     return operations
 
 
@@ -113,21 +115,21 @@ def _linked_entries(
 ) -> list[ldcache_merge.CacheEntry]:
     """Return an entry for each `.so` link to a library: programs open them by that name too."""
     by_place = {entry.path: entry for entry in entries}
-    found = []
+    linked = []
     for link in links:
         target = by_place.get(f"{dirname(link.path)}/{link.target}")
         if target is not None and link.path not in by_place:
-            found.append(ldcache_merge.CacheEntry(basename(link.path), link.path, target.flags))
-    return found
+            linked.append(ldcache_merge.CacheEntry(basename(link.path), link.path, target.flags))
+    return linked
 
 
-def _compat(given: Given) -> CudaCompat | None:
-    version = last(given, "cuda-compat")
+def _compat(option_values: OptionValues) -> CudaCompat | None:
+    version = last(option_values, "cuda-compat")
     if not version:
         return None
     numbers = version.split(".")
     if len(version) > _MAX_VERSION_CHARS or not all(n.isascii() and n.isdigit() for n in numbers):
-        raise refused(NAME, version, "is no version of a driver")
+        raise refused(NAME, version, "is not a driver version")
     return CudaCompat(version)
 
 

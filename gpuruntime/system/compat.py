@@ -58,15 +58,15 @@ class CudaCompat(Operation):
         self, root: Root, warn: Callable[[str], None]
     ) -> tuple[ldcache_merge.CacheEntry, ...]:
         """Carry it out, and return the entries for the loader's cache."""
-        found = self._find(root, warn)
+        in_use = self._find(root, warn)
         try:
-            if found is None:
+            if in_use is None:
                 drop_in.remove(root, drop_in.COMPAT)
             else:
-                drop_in.write(root, drop_in.COMPAT, [found[0]], warn)
+                drop_in.write(root, drop_in.COMPAT, [in_use[0]], warn)
         except OSError as error:
             warn(f'cannot write "{drop_in.DIRECTORY}/{drop_in.COMPAT}" in the container: {error}')
-        return found[1] if found else ()
+        return in_use[1] if in_use else ()
 
     def _find(
         self, root: Root, warn: Callable[[str], None]
@@ -103,29 +103,29 @@ class CudaCompat(Operation):
         # A module of its own: few images have the directory.
         from gpuruntime.formats import cuda_note  # noqa: PLC0415
 
-        found = [
+        names = [
             name
             for name in list_names(dirfd, MAX_NAMES)
             if name.startswith(_PREFIX)
             and "." in name[len(_PREFIX) :]
             and stat.S_ISREG(os.stat(name, dir_fd=dirfd, follow_symlinks=False).st_mode)
         ]
-        if len(found) > 1:
-            warn(f'"{self.directory}" in the container is not used: {len(found)} CUDA libraries')
-        if len(found) != 1:
+        if len(names) > 1:
+            warn(f'"{self.directory}" in the container is not used: {len(names)} CUDA libraries')
+        if len(names) != 1:
             return False
-        fd = _open_regular(dirfd, found[0])
+        fd = _open_regular(dirfd, names[0])
         if fd < 0:
             return False
         note = None
         try:
             note = cuda_note.read_note(lambda offset, size: os.pread(fd, size, offset))
         except cuda_note.NoteError as error:
-            warn(f'"{found[0]}" in the container does not say what driver it is for: {error}')
+            warn(f'"{names[0]}" in the container does not say what driver it is for: {error}')
         finally:
             os.close(fd)
         return cuda_note.is_usable(
-            found[0][len(_PREFIX) :], note, self.host_driver_version, self.host_cuda_version
+            names[0][len(_PREFIX) :], note, self.host_driver_version, self.host_cuda_version
         )
 
 
@@ -162,19 +162,19 @@ def _entries(dirfd: int, path: str) -> tuple[ldcache_merge.CacheEntry, ...]:
     libraries = [name for name in listed if name.startswith("lib") and ".so" in name]
     # Name of a file or link → its library's flags.
     flags: dict[str, int] = {}
-    found = []
+    entries = []
     for name in libraries[:MAX_LIBRARIES]:
         soname, abi_flags = _read_library(dirfd, name)
         if soname:
             value = soname if soname in listed else name
-            found.append(ldcache_merge.CacheEntry(soname, f"{path}/{value}", abi_flags))
+            entries.append(ldcache_merge.CacheEntry(soname, f"{path}/{value}", abi_flags))
             flags[name] = flags[soname] = abi_flags
     for name in libraries[:MAX_LIBRARIES]:
         if name.endswith(".so") and name not in flags:
             target = _target(dirfd, name)
             if target in flags:
-                found.append(ldcache_merge.CacheEntry(name, f"{path}/{name}", flags[target]))
-    return tuple(found)
+                entries.append(ldcache_merge.CacheEntry(name, f"{path}/{name}", flags[target]))
+    return tuple(entries)
 
 
 def _read_library(dirfd: int, name: str) -> tuple[str, int]:

@@ -84,12 +84,12 @@ def listed_before(root: Root) -> list[str]:
     except OSError:
         return []
     try:
-        found = [
+        names = [
             name
             for name in list_names(dirfd, _MAX_FILES)
             if name < DRIVER and name != COMPAT and name.endswith(".conf")
         ]
-        contents = [file_content(dirfd, name, _MAX_KEPT_BYTES) for name in found[:_MAX_KEPT_FILES]]
+        contents = [file_content(dirfd, name, _MAX_KEPT_BYTES) for name in names[:_MAX_KEPT_FILES]]
     except OSError:
         # So many that it is no image's.
         return []

@@ -83,16 +83,16 @@ class LoaderCache(Operation):
         first = self.compat.apply(root, warn) if self.compat else ()
         old, what = None, CACHE
         try:
-            there, old = self._read_cache(root)
-            if old is there and _was_lost(root, there):
+            image, old = self._read_cache(root)
+            if old is image and _was_lost(root, image):
                 warn(
                     f'"{CACHE}" in the container is empty, as after a power cut: what the image '
                     "had in it is not found until its own ldconfig has run"
                 )
             if self.may_cover:
-                self._remove_empty(root, there, first, warn)
-            old, new = self._merge(root, there, old, (*first, *self.entries))
-            may_write = new == there or _write_cache(root, new, may_cover=self.may_cover)
+                self._remove_empty(root, image, first, warn)
+            old, new = self._merge(root, image, old, (*first, *self.entries))
+            may_write = new == image or _write_cache(root, new, may_cover=self.may_cover)
             what = drop_in.DIRECTORY
             # Where the cache can only be covered, there is no ldconfig that could run.
             if may_write:
@@ -141,22 +141,22 @@ class LoaderCache(Operation):
                 )
 
     def _read_cache(self, root: Root) -> tuple[bytes | None, bytes | None]:
-        """Return the cache that is there, and the one to merge with: that, or ldconfig's."""
-        there = None
+        """Return the image's cache, and the one to merge with: the same, or that of ldconfig."""
+        image = None
         try:
-            there = _read_cache(root)
+            image = _read_cache(root)
             if self.ldconfig:
-                _refuse_damage(root, there)
+                _refuse_damage(root, image)
         except (OSError, LdcacheError) as error:
             if not self.ldconfig or (isinstance(error, OSError) and error.errno != errno.EFBIG):
                 raise
-            return there, _build_cache(root, self.ldconfig)
-        return there, there
+            return image, _build_cache(root, self.ldconfig)
+        return image, image
 
     def _merge(
         self,
         root: Root,
-        there: bytes | None,
+        image: bytes | None,
         old: bytes | None,
         entries: tuple[ldcache_merge.CacheEntry, ...],
     ) -> tuple[bytes | None, bytes]:
@@ -166,7 +166,7 @@ class LoaderCache(Operation):
             return old, ldcache_merge.merge(old, entries, keep_first=keep_first)
         except LdcacheError:
             # What ldconfig has made already will not be better a second time.
-            if not self.ldconfig or old is not there:
+            if not self.ldconfig or old is not image:
                 raise
         old = _build_cache(root, self.ldconfig)
         return old, ldcache_merge.merge(old, entries, keep_first=keep_first)
@@ -198,9 +198,9 @@ class LoaderCache(Operation):
         """Add the directories to the list of each of musl's loaders that the image has."""
         for abi, architecture in _MUSL.items():
             flags = ldcache_merge.ABI_FLAGS[abi]
-            wanted = [e.path for e in self.entries if e.flags == flags]
-            if wanted and root.exists(f"/lib/ld-musl-{architecture}.so.1"):
-                directories = dict.fromkeys(dirname(path) for path in wanted)
+            paths = [e.path for e in self.entries if e.flags == flags]
+            if paths and root.exists(f"/lib/ld-musl-{architecture}.so.1"):
+                directories = dict.fromkeys(dirname(path) for path in paths)
                 _add_to_list(root, f"ld-musl-{architecture}.path", list(directories))
 
 
@@ -317,7 +317,7 @@ def _names_of(root: Root, directory: str) -> list[str]:
 
 
 def _is_same_directory(root: Root, one: str, other: str) -> bool:
-    found = []
+    identities = []
     for path in (one, other):
         try:
             fd = root.open_path(path)
@@ -327,8 +327,8 @@ def _is_same_directory(root: Root, one: str, other: str) -> bool:
             status = os.fstat(fd)
         finally:
             os.close(fd)
-        found.append((stat.S_IFMT(status.st_mode), status.st_dev, status.st_ino))
-    return found[0] == found[1]
+        identities.append((stat.S_IFMT(status.st_mode), status.st_dev, status.st_ino))
+    return identities[0] == identities[1]
 
 
 def _add_to_list(root: Root, name: str, directories: list[str]) -> None:
@@ -364,5 +364,7 @@ def _listed(root: Root, etc: int, name: str) -> list[str]:
     # Of all that may be in a name, musl takes these two for the end of one.
     listed = [d for d in decode(content).replace(":", "\n").split("\n") if d]
     if not all(directory.startswith("/") for directory in listed):
-        raise SyscallError(errno.EINVAL, f'read("/etc/{name}"), which is no list of directories')
+        raise SyscallError(
+            errno.EINVAL, f'read("/etc/{name}"), which is not a list of directories'
+        )
     return listed

@@ -73,7 +73,7 @@ def is_mount(fd: int) -> bool:
 
 def _require_own_mount(root: Root, path: str) -> None:
     if not is_mount(root.fd) and _is_shared(root.fd):
-        raise SyscallError(errno.EINVAL, f'mount on "{path}" in a root that is no mount')
+        raise SyscallError(errno.EINVAL, f'mount on "{path}" in a root that is not a mount')
 
 
 def _is_shared(fd: int) -> bool:
@@ -86,15 +86,15 @@ def is_of_host(root: Root, fd: int) -> bool:
 
     As a volume, `/dev` of the host or `/sys`: whose they are is not for the container to say.
     """
-    wanted = mount_id(fd)
-    if wanted == root.mount_id():
+    mount = mount_id(fd)
+    if mount == root.mount_id():
         return False
     below = f"{_place_of(root)}/"
     mounts = _listed()
     devices = {
         device
         for number, device, _, kind in mounts
-        if number == str(wanted) and kind in _WITH_OWN_FILES
+        if number == str(mount) and kind in _WITH_OWN_FILES
     }
     elsewhere = {device for _, device, point, _ in mounts if not point.startswith(below)}
     return not devices or bool(devices & elsewhere)
@@ -255,9 +255,9 @@ def _source_of(fd: int) -> str:
 
 def _line_of(fd: int) -> str:
     """Return what the kernel lists of the mount that *fd* is in; proc(5), mountinfo."""
-    wanted = f"{mount_id(fd)} "
+    start = f"{mount_id(fd)} "
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
-        return next((line for line in lines if line.startswith(wanted)), "")
+        return next((line for line in lines if line.startswith(start)), "")
 
 
 def _size(content: bytes) -> int:

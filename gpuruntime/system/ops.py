@@ -50,7 +50,7 @@ class RootIsMount(Operation):
         if mounts.is_mount(root.fd):
             return
         raise MountError(
-            "the container's root is no mount", "mount a file system there, as engines do"
+            "the container's root is not a mount", "mount a file system there, as engines do"
         )
 
 

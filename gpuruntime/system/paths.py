@@ -208,14 +208,14 @@ class Root:
         names = path.strip("/").split("/")
         if not {"", ".", ".."}.isdisjoint(names):
             raise SyscallError(errno.EINVAL, f'mkdir("{path}")')
-        found = os.dup(self.fd)
+        directory = os.dup(self.fd)
         for number, name in enumerate(names, 1):
-            parent, there = found, "/" + "/".join(names[:number])
+            parent, current = directory, "/" + "/".join(names[:number])
             try:
-                found = self._open_or_make(parent, there, name, mode)
+                directory = self._open_or_make(parent, current, name, mode)
             finally:
                 os.close(parent)
-        return found
+        return directory
 
     def _open_or_make(self, parent: int, path: str, name: str, mode: int) -> int:
         """Return an O_PATH descriptor of the directory *path*, which is *name* in *parent*."""
@@ -244,7 +244,7 @@ class Root:
 
     def _mounts_on(self, path: str) -> set[int]:
         """Return the mounts that *path*, or another usual name of it, comes to before any link."""
-        found = set()
+        mounts = set()
         for name in _usual_names(path):
             fd = os.dup(self.fd)
             try:
@@ -254,13 +254,13 @@ class Root:
                     below = os.open(part, _O_DIRECTORY, dir_fd=fd)
                     os.close(fd)
                     fd = below
-                    found.add(mount_id(fd))
+                    mounts.add(mount_id(fd))
             except OSError:
                 # It is missing, or a link.
                 pass
             finally:
                 os.close(fd)
-        return found
+        return mounts
 
 
 def _usual_names(path: str) -> list[str]:
@@ -319,7 +319,7 @@ def require_proc() -> None:
     proc = os.open("/proc", _O_DIRECTORY)
     try:
         if syscalls.kind_of(proc) != syscalls.PROC_SUPER_MAGIC:
-            raise SyscallError(errno.EXDEV, 'fstatfs("/proc"), which is no procfs')
+            raise SyscallError(errno.EXDEV, 'fstatfs("/proc"), which is not a procfs')
         for name in _OF_PROC:
             try:
                 os.close(_openat2(proc, name, syscalls.RESOLVE_NO_XDEV))
@@ -342,7 +342,7 @@ def read_regular(fd: int, name: str, max_bytes: int) -> bytes:
     """Return the content of the regular file *fd* (O_PATH); *name* is for the error."""
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
-        raise SyscallError(errno.EINVAL, f'read("{name}"), which is no regular file')
+        raise SyscallError(errno.EINVAL, f'read("{name}"), which is not a regular file')
     if status.st_size > max_bytes:
         raise SyscallError(errno.EFBIG, f'read("{name}")')
     try:

@@ -24,7 +24,7 @@ def play(work: Path, kind: str, how: str = "ours") -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        ("fake", 'fstatfs("/proc"), which is no procfs'),
+        ("fake", 'fstatfs("/proc"), which is not a procfs'),
         ("fd", 'open "self/fd" of /proc'),
         ("fdinfo", 'open "self/fdinfo" of /proc'),
         ("mountinfo", 'open "self/mountinfo" of /proc'),

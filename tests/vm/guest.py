@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from machine import Machine
+from vm.machine import Machine
 
 # One command; under emulation the start of a container takes seconds.
 COMMAND_S = 180

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from image import BUILD, VmError
+from vm.image import BUILD, VmError
 
 MEMORY_MIB = 2048
 # Of the sparse disk that carries files into the machine: part of a saved machine's state.

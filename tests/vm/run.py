@@ -20,11 +20,9 @@ from pathlib import Path
 
 import artefacts
 import clean_roots
-import image
-import machine
-import scenarios
-from guest import Guest, Scenario, ScenarioError
-from image import BUILD, VmError
+from vm import image, machine, scenarios
+from vm.guest import Guest, Scenario, ScenarioError
+from vm.image import BUILD, VmError
 
 TREE = Path(__file__).resolve().parents[2]
 PREPARE_S = 1200

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from guest import RUNTIME, Container, Guest, containerd, docker, podman, require
+from vm.guest import RUNTIME, Container, Guest, containerd, docker, podman, require
 
 GPU = ("--env", "NVIDIA_VISIBLE_DEVICES=0")
 CDI = ("--device", "nvidia.com/gpu=0")
