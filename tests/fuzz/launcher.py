@@ -35,13 +35,14 @@ OPTIONS = (
 )
 WORDS = (
     *(f"{dash}{name}" for name in argv.GLOBAL_OPTIONS for dash in ("-", "--")),
-    *(f"{dash}{name}" for name in argv.CREATE_OPTIONS for dash in ("-", "--")),
+    *(f"{dash}{name}" for name in argv.RUN_OPTIONS for dash in ("-", "--")),
     *("--bundle=/b", "-b=", "-f=x", "--config=", "-bX", "--pid-file=p"),
     *(
         "--root=/x",
         "--debug=false",
         "--version=false",
         "create",
+        "run",
         "state",
         "-",
         "--",
@@ -126,7 +127,7 @@ def _words(words: list[str]) -> str | None:
     except argv._UnknownError:
         return None
     queries = [name for name, _ in options if argv.GLOBAL_OPTIONS[name] == argv.QUERY]
-    creates = not queries and bool(rest) and rest[0] == "create"
+    creates = not queries and bool(rest) and rest[0] in argv.CREATING
     said = f"1 {creates:d} {any(name in argv.VERSION_NAMES for name in queries):d}"
     if not creates:
         return f"{said} 0"
