@@ -18,13 +18,13 @@ from gpuruntime.model import Gpu, GpuNodes, LeftOutDevice, MigDevice, Node
 from gpuruntime.system.paths import Root
 
 CONTROL = ("nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools", "nvidiactl")
-# A container without one of these finds no device, whatever else it gets.
+# Without one of these, CUDA finds no device in a container.
 REQUIRED = ("nvidia-uvm", "nvidiactl")
 CAPS = "/dev/nvidia-caps"
 CHANNELS = "/dev/nvidia-caps-imex-channels"
 DRI = "/dev/dri"
 BY_PATH = "/dev/dri/by-path"
-# Where the nodes of each feature are: a name, or the beginning of names.
+# The nodes of each feature: a path, or the first part of one followed by "*".
 FEATURES = {
     model.GDS: ("/dev/nvidia-fs*",),
     model.MOFED: ("/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs*"),
@@ -32,10 +32,10 @@ FEATURES = {
     model.NVSWITCH: ("/dev/nvidia-nvswitch*",),
     model.IMEX: (f"{CHANNELS}/channel*",),
 }
-# Made by modules that are not the driver's, which a driver container need not have.
+# Created by modules that are not part of the driver; a driver container may lack these nodes.
 HOST_FEATURES = (model.GDS, model.MOFED, model.GDRCOPY)
 _MIG_FEATURES = {model.MIG_CONFIG: "config", model.MIG_MONITOR: "monitor"}
-# Who looks after GPUs gets all but the nodes of storage and of the NVLink fabric.
+# A management container gets all nodes except those of storage and of the NVLink fabric.
 _NOT_MANAGED = ("nvidia-fs", "nvidia-nvswitch", "nvidia-nvlink")
 _MANAGED = ((CHANNELS, "channel"), (CAPS, "nvidia-cap"))
 _ALL_READ_WRITE = stat.S_IROTH | stat.S_IWOTH
@@ -46,7 +46,7 @@ _MINOR_LINE = re.compile(r"^DeviceFileMinor:\s*([0-9]{1,9})\s*$", re.MULTILINE)
 
 
 class DevRoot:
-    """The device nodes below a dev root; each directory is opened once, and read by descriptor."""
+    """The device nodes below a dev root. Each directory is opened once and read by descriptor."""
 
     def __init__(self, path: str) -> None:
         """Open the dev root *path*; raise DiscoveryError."""
@@ -70,7 +70,7 @@ class DevRoot:
         self._root.close()
 
     def node(self, path: str) -> Node | None:
-        """Return the node that the container path *path* is on the host, None if there is none."""
+        """Return the host's node for the container path *path*, None if it does not exist."""
         parent, name = posixpath.split(path)
         directory = self._directory(parent)
         if directory is None:
@@ -82,15 +82,15 @@ class DevRoot:
             return None
         if not stat.S_ISCHR(status.st_mode):
             return None
-        is_everybodys = status.st_mode & _ALL_READ_WRITE == _ALL_READ_WRITE
+        is_open_to_all = status.st_mode & _ALL_READ_WRITE == _ALL_READ_WRITE
         return Node(
             host_path=posixpath.join(host_path, name),
             container_path=path,
-            group=0 if is_everybodys else status.st_gid,
+            group=0 if is_open_to_all else status.st_gid,
         )
 
     def exists(self, path: str) -> bool:
-        """Return whether there is a node, or anything else, at the container path *path*."""
+        """Return whether any file exists at the container path *path*."""
         parent, name = posixpath.split(path)
         directory = self._directory(parent)
         if directory is None:
@@ -107,11 +107,11 @@ class DevRoot:
         if opened is None:
             return []
         names = sorted(name for name in os.listdir(opened[0]) if name.startswith(prefix))
-        found = (self.node(f"{directory}/{name}") for name in names)
-        return [node for node in found if node is not None]
+        nodes = (self.node(f"{directory}/{name}") for name in names)
+        return [node for node in nodes if node is not None]
 
     def link(self, path: str) -> str | None:
-        """Return the target of the link *path*, verbatim; None if there is none."""
+        """Return the target of the symlink *path*, verbatim; None if it does not exist."""
         parent, name = posixpath.split(path)
         directory = self._directory(parent)
         if directory is None:
@@ -122,13 +122,13 @@ class DevRoot:
             return None
 
     def capabilities(self, proc: str) -> _Capabilities:
-        """Return what the kernel says below *proc* of the nodes of MIG, read once."""
+        """Return the MIG capabilities that the kernel lists below *proc*, read once."""
         if proc not in self._capabilities:
             self._capabilities[proc] = _Capabilities(proc)
         return self._capabilities[proc]
 
     def _directory(self, path: str) -> tuple[int, str] | None:
-        """Return the descriptor and the host path of the directory *path*, None if not there."""
+        """Return descriptor and host path of the directory *path*, None if it cannot be opened."""
         if path not in self._directories:
             try:
                 fd = self._root.open_directory(path)
@@ -142,75 +142,78 @@ class DevRoot:
 def control_nodes(dev: DevRoot, *, strict: bool = True) -> tuple[Node, ...]:
     """Return the control nodes that exist, sorted.
 
-    Raises DiscoveryError if one is missing without which CUDA cannot work, if *strict*.
+    Raises DiscoveryError if *strict* and one of REQUIRED is missing.
     """
-    found = []
+    nodes = []
     for name in CONTROL:
         node = dev.node(f"/dev/{name}")
         if node is not None:
-            found.append(node)
+            nodes.append(node)
         elif strict and name in REQUIRED:
             raise DiscoveryError(
                 f'no device node "/dev/{name}" below the dev root "{dev.path}"',
                 _elsewhere(f"/dev/{name}", dev) or missing_action(f"/dev/{name}", dev),
             )
-    return tuple(found)
+    return tuple(nodes)
 
 
 def management_nodes(dev: DevRoot) -> tuple[Node, ...]:
-    """Return every node of the driver, for who looks after the GPUs; raise DiscoveryError."""
-    found = [
+    """Return every node that a management container gets.
+
+    Raises DiscoveryError if there are none.
+    """
+    nodes = [
         node
         for node in dev.nodes("/dev", "nvidia")
         if not posixpath.basename(node.container_path).startswith(_NOT_MANAGED)
     ]
     for directory, prefix in _MANAGED:
-        found += dev.nodes(directory, prefix)
-    if not found:
+        nodes += dev.nodes(directory, prefix)
+    if not nodes:
         raise DiscoveryError(
             f'no NVIDIA device nodes found below the dev root "{dev.path}"',
             _elsewhere("/dev/nvidiactl", dev) or missing_action("/dev/nvidiactl", dev),
         )
-    return tuple(found)
+    return tuple(nodes)
 
 
 def feature_nodes(
     dev: DevRoot, host: DevRoot, *, proc: str = "/proc"
 ) -> dict[str, tuple[Node, ...]]:
-    """Return the nodes of each of model.FEATURES, those with numbers in their order.
+    """Return the nodes of each of model.FEATURES, in the order of the numbers in their names.
 
-    For features of other modules than the driver's, those of *host* where *dev* has none.
+    The nodes of HOST_FEATURES are taken from *host* where *dev* has none.
     """
-    found = {}
+    by_feature = {}
     for feature, patterns in FEATURES.items():
         nodes = _matching(dev, patterns)
         if not nodes and feature in HOST_FEATURES:
             nodes = _matching(host, patterns)
-        found[feature] = nodes
+        by_feature[feature] = nodes
     capabilities = dev.capabilities(proc)
     for feature, name in _MIG_FEATURES.items():
         minor = capabilities.minor(name)
         node = None if minor is None else dev.node(f"{CAPS}/nvidia-cap{minor}")
-        found[feature] = () if node is None else (node,)
-    return found
+        by_feature[feature] = () if node is None else (node,)
+    return by_feature
 
 
 def _matching(dev: DevRoot, patterns: Iterable[str]) -> tuple[Node, ...]:
-    found: list[Node] = []
+    nodes: list[Node] = []
     for pattern in patterns:
         directory, name = posixpath.split(pattern)
         if name.endswith("*"):
-            found += dev.nodes(directory, name[:-1])
+            nodes += dev.nodes(directory, name[:-1])
         else:
             node = dev.node(pattern)
-            found += [] if node is None else [node]
-    return tuple(sorted(found, key=_with_numbers))
+            nodes += [] if node is None else [node]
+    return tuple(sorted(nodes, key=_with_numbers))
 
 
 def _with_numbers(node: Node) -> list[tuple[int, str]]:
-    """Return a key that sorts channel10 behind channel9."""
+    """Return a sort key that puts channel10 after channel9."""
     parts = _NUMBER.split(node.container_path)
-    return [(int(part), "") if at % 2 else (0, part) for at, part in enumerate(parts)]
+    return [(int(part), "") if position % 2 else (0, part) for position, part in enumerate(parts)]
 
 
 def gpu_nodes(
@@ -221,14 +224,14 @@ def gpu_nodes(
     proc: str = "/proc",
     sys: str = "/sys",
 ) -> tuple[tuple[GpuNodes, ...], tuple[LeftOutDevice, ...]]:
-    """Return *gpus* with their nodes, and those and the MIG devices that are left out.
+    """Return *gpus* with their nodes, and the GPUs and MIG devices that are left out.
 
-    That is also a MIG device without capability nodes: with that of its GPU alone, a container
-    would see a GPU that it cannot use. If not *strict*, a GPU without a node has the one that it
-    is to have: whoever completes it from the host finds that it is missing.
+    A MIG device without capability nodes is left out: with the node of its GPU alone, a container
+    would see a GPU that it cannot use. If not *strict*, a GPU without a node is returned with the
+    node that it should have; completing the node from the host reports that it is missing.
     """
     capabilities = dev.capabilities(proc)
-    found: list[GpuNodes] = []
+    usable: list[GpuNodes] = []
     left_out: list[LeftOutDevice] = []
     for gpu in gpus:
         path = f"/dev/nvidia{gpu.minor}"
@@ -261,7 +264,7 @@ def gpu_nodes(
                 )
             else:
                 migs.append((mig, granting[0], granting[1]))
-        found.append(
+        usable.append(
             GpuNodes(
                 gpu=gpu,
                 node=node,
@@ -270,7 +273,7 @@ def gpu_nodes(
                 mig=tuple(migs),
             )
         )
-    return tuple(found), tuple(left_out)
+    return tuple(usable), tuple(left_out)
 
 
 def _no_node(path: str, dev: DevRoot) -> str:
@@ -279,14 +282,14 @@ def _no_node(path: str, dev: DevRoot) -> str:
 
 
 def _elsewhere(path: str, dev: DevRoot) -> str | None:
-    """Return the hint to look at the host's own nodes, if that is where *path* is."""
+    """Return the hint to use the host's own nodes, None unless *path* exists there."""
     if dev.path == "/" or not os.path.exists(path):
         return None
     return f'use "--dev-root /", where there is a "{path}"'
 
 
 def missing_action(path: str, dev: DevRoot) -> str:
-    """Return the action where the node *path* does not exist below *dev*."""
+    """Return the action to take when the node *path* does not exist below *dev*."""
     host_path = os.path.join(dev.path, path[1:])
     return remedies.missing_node(remedies.LiveHost(), host_path, dev.path)
 
@@ -298,20 +301,20 @@ def _drm_nodes(gpu: Gpu, dev: DevRoot, sys: str) -> tuple[Node, ...]:
         names = sorted(os.listdir(f"{sys}/bus/pci/devices/{gpu.bus_id}/drm"))
     except OSError:
         return ()
-    found = (dev.node(f"{DRI}/{name}") for name in names)
-    return tuple(node for node in found if node is not None)
+    nodes = (dev.node(f"{DRI}/{name}") for name in names)
+    return tuple(node for node in nodes if node is not None)
 
 
 def _by_path_links(gpu: Gpu, drm: tuple[Node, ...], dev: DevRoot) -> tuple[str, ...]:
-    """Return `TARGET::LINK` of the links to *drm* that are named after the GPU's bus id."""
-    there = {node.container_path for node in drm}
-    found = []
-    for kind in ("card", "render") if there else ():
+    """Return `TARGET::LINK` of the symlinks to *drm* named after the GPU's PCI address."""
+    drm_paths = {node.container_path for node in drm}
+    links = []
+    for kind in ("card", "render") if drm_paths else ():
         link = f"{BY_PATH}/pci-{gpu.bus_id}-{kind}"
         target = dev.link(link)
-        if target is not None and posixpath.normpath(posixpath.join(BY_PATH, target)) in there:
-            found.append(f"{target}::{link}")
-    return tuple(found)
+        if target is not None and posixpath.normpath(posixpath.join(BY_PATH, target)) in drm_paths:
+            links.append(f"{target}::{link}")
+    return tuple(links)
 
 
 def _mig_nodes(
@@ -319,7 +322,7 @@ def _mig_nodes(
 ) -> tuple[list[Node], str]:
     """Return the nodes that grant the GPU instance and the compute instance of *mig*, or why not.
 
-    The second is "" if the first has both.
+    The reason is "" if both nodes are returned.
     """
     instance = f"gpu{gpu.minor}/gi{mig.gpu_instance}"
     nodes = []
@@ -338,7 +341,7 @@ def _mig_nodes(
 
 
 class _Capabilities:
-    """What the kernel driver tells of the nodes that grant MIG instances; read when asked."""
+    """The kernel driver's list of the nodes that grant MIG instances, read on first use."""
 
     def __init__(self, proc: str) -> None:
         self.minors_file = f"{proc}/driver/nvidia-caps/mig-minors"
@@ -348,24 +351,24 @@ class _Capabilities:
     def file(self, name: str) -> str:
         """Return the file of the capability *name*, `gpu0/gi1/access`, in the driver's tree.
 
-        Or of `config`, which is not of one GPU.
+        The capability `config` does not belong to one GPU.
         """
         gpu, slash, rest = name.partition("/")
         return f"{self._tree}/{gpu}/mig/{rest}" if slash else f"{self._tree}/mig/{name}"
 
     def minor(self, name: str) -> int | None:
-        """Return the minor of the node that grants *name*; None if the driver names none."""
+        """Return the minor of the node that grants *name*; None if the driver lists none."""
         if self._minors is None:
             self._minors = _parse_minors(_read(self.minors_file))
         minor = self._minors.get(name)
         if minor is None:
-            found = _MINOR_LINE.search(_read(self.file(name)))
-            return int(found[1]) if found else None
+            match = _MINOR_LINE.search(_read(self.file(name)))
+            return int(match[1]) if match else None
         return int(minor)
 
 
 def _parse_minors(text: str) -> dict[str, str]:
-    """Return capability → minor of the lines `gpu0/gi1/access 12`; others are skipped."""
+    """Return capability → minor of lines such as `gpu0/gi1/access 12`; skip others."""
     return dict(_MINORS_LINE.findall(text))
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of the driver's files by capability: one row a file; pure data.
+"""The table of the driver's files by capability, one row for each file; pure data.
 
-A library with the driver's version in its name that has no row belongs to every capability, so
-that a driver newer than this table works on its first day.
+A library without a row whose name has the driver's version belongs to every capability, so that
+a driver newer than this table works.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gpuruntime.request.capabilities import COMPUTE, GRAPHICS, NGX, UTILITY, VID
 ALL = ""  # every capability
 NEVER = "never"
 
-# What a row is about; all but the first are also the kinds of `gpuruntime.model.File`.
+# The kinds of rows; all but the first are also the kinds of `gpuruntime.model.File`.
 LIBRARY = "library"
 BINARY = "binary"
 CONFIG = "config"
@@ -27,14 +27,15 @@ VERSION = "VERSION"  # in names: the driver's version
 class Row(Record):
     """A file of the driver: its *capability*, and *why* in a few words.
 
-    *name* of a library is what stands before `.so.` and one of its *suffixes*, patterns; of
-    another file it is a pattern of its path below the directories of its kind. The file is part
-    of the drivers *since* to *until*, where that is known. *opens* are the SONAMEs that a library
-    loads without naming them as needed; *links* are further names of it, `TARGET::LINK` with the
-    link relative to its directory, where FILE and SONAME stand for its own.
+    The *name* of a library is the part before `.so.`, which one of its *suffixes*, patterns,
+    follows; that of another file is a pattern of its path below the directories of its kind. The
+    file is part of the drivers *since* to *until*, if these are set. *opens* are the SONAMEs that
+    a library loads without listing them in DT_NEEDED; *links* are its symlinks, `TARGET::LINK`
+    with the link relative to its directory, where FILE and SONAME stand for its own names.
 
-    Debian keeps drivers apart, PRIVATE being the name of one, and its alternatives link the files
-    of one to where programs look: *private* has the two directories, for where nobody did so.
+    Debian installs each driver in a directory of its own, PRIVATE, and its alternatives link one
+    driver's files into the usual directories. *private* is that pair of directories, for a host
+    where no alternative is set.
     """
 
     __slots__ = (
@@ -78,7 +79,7 @@ _LIBRARIES = (
     Row(
         *(LIBRARY, "libcuda", COMPUTE, "CUDA"),
         links=("SONAME::libcuda.so",),
-        # Without it no program runs that was not compiled for this GPU.
+        # Programs that were not compiled for this GPU need it.
         opens=("libnvidia-ptxjitcompiler.so.1",),
     ),
     Row(LIBRARY, "libcudadebugger", COMPUTE, "debugs CUDA programs", since="520"),
@@ -242,9 +243,9 @@ SOCKETS = (
 )
 MPS = Row(IPC, "nvidia-mps", COMPUTE, "pipes of MPS")
 
-# By name, modules of Xorg included, which are libraries in other directories.
+# Keyed by name; Xorg modules are included, because they are libraries in other directories.
 LIBRARIES = {row.name: row for row in (*_LIBRARIES, *_NEUTRAL, *XORGS)}
-# Machines in names of ICDs, as `nvidia_icd.i686.json`, and their ABIs.
+# Machines in the names of ICDs, such as `nvidia_icd.i686.json`, and their ABIs.
 MACHINES = {
     "x86_64": "x86-64",
     "i686": "i386",
@@ -255,14 +256,14 @@ MACHINES = {
 
 
 def unknown(name: str) -> Row:
-    """Return a row for a library *name* that has none."""
+    """Return a row for the library *name*, which is not in the table."""
     return Row(LIBRARY, name, ALL, "not known")
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Return whether *name* is of *pattern*, a pattern of this table, in which `*` is any text.
+    """Return whether *name* matches *pattern*, in which `*` stands for any text.
 
-    Not by fnmatch, which compiles a regular expression for each pattern.
+    fnmatch is slower: it compiles a regular expression for each pattern.
     """
     first, *rest = pattern.split("*")
     if not rest:
@@ -271,12 +272,12 @@ def matches(name: str, pattern: str) -> bool:
     end = len(name) - len(last)
     if not (name.startswith(first) and name.endswith(last) and len(first) <= end):
         return False
-    at = len(first)
+    position = len(first)
     for part in rest:
-        at = name.find(part, at, end)
-        if at < 0:
+        position = name.find(part, position, end)
+        if position < 0:
             return False
-        at += len(part)
+        position += len(part)
     return True
 
 

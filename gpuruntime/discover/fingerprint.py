@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fingerprint of a host: the probes that show whether it is still the one in an inventory.
 
-Everything that a spec or a snapshot was computed from is in here, or is checked again when a
-container starts. It takes one stat for each directory, not for each file in it; of a path that
-does not exist, the first missing part is probed.
+The fingerprint covers every input of a spec or a snapshot that is not checked again when a
+container starts. A directory takes one stat, not one for each file in it; for a path that does
+not exist, the first missing part is probed.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ def plan(
     proc: str = "/proc",
     sys: str = "/sys",
 ) -> Plan:
-    """Return what to ask, part by part, of the host below both roots, for `host_state.read`.
+    """Return the probes of the host below both roots, by part, for `probes.read`.
 
-    With *environment*, what its variables say is asked as well: for who runs under the same ones
-    each time. To be made anew with each inventory: it is about the files and GPUs there are now.
-    Raises DiscoveryError if the driver root cannot be read.
+    With *environment*, the plan includes the environment variables: for a caller that always runs
+    under the same ones. Make a new plan with each inventory: it names the files and GPUs that
+    exist now. Raises DiscoveryError if the driver root cannot be read.
     """
     root = user_space.DriverRoot(driver_root)
     dev = os.path.abspath(dev_root).rstrip("/")
     variables = user_space.variables() if environment else dict.fromkeys(user_space.VARIABLES, "")
     libraries = _existing(_library_directories(root, search_paths))
-    around = [root.around(path) for path in _have_driver(libraries)]
+    around = [root.around(path) for path in _with_driver_libraries(libraries)]
     others = _other_directories(root, around, config_search_paths, variables["XDG_DATA_DIRS"])
     nvidia = f"{proc}/driver/nvidia"
-    found = {
+    parts = {
         probes.PROGRAM: [probes.PROGRAM, [probes.VERSION, _TABLE]],
         "driver root": [
             probes.PLACE,
-            # The former may become a link to another.
+            # The driver root as configured may become a symlink to another directory.
             _unique([os.path.abspath(driver_root), root.path]),
         ],
         "modules": [probes.PLACE, [f"{sys}/module/{name}" for name in _MODULES]],
@@ -78,7 +78,7 @@ def plan(
         "library directories": [probes.IDENTITY, libraries],
         "libraries": [
             probes.IDENTITY,
-            _there(
+            _only_existing(
                 f"{directory}/{name}"
                 for directory in libraries
                 for name in (places.CUDA_NAME, places.NVML_NAME)
@@ -105,12 +105,12 @@ def plan(
         ],
     }
     if environment:
-        found["environment"] = [probes.VARIABLE, list(variables)]
-    return found
+        parts["environment"] = [probes.VARIABLE, list(variables)]
+    return parts
 
 
 def boot_id(proc: str = "/proc") -> str:
-    """Return the id of this boot, "" if the kernel does not tell."""
+    """Return the id of this boot, "" if it cannot be read."""
     try:
         with open(f"{proc}/sys/kernel/random/boot_id", encoding="ascii") as stream:
             return stream.read().strip()
@@ -122,39 +122,39 @@ def _unique(paths: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(paths))
 
 
-def _there(paths: Iterable[str]) -> list[str]:
+def _only_existing(paths: Iterable[str]) -> list[str]:
     return [path for path in dict.fromkeys(paths) if os.path.exists(path)]
 
 
 def _existing(paths: Iterable[str]) -> list[str]:
-    """Return *paths*, and in place of one that is not there the first part of it that is not.
+    """Return *paths*, each missing one replaced by its first missing parent directory.
 
-    While that is missing there is nothing below it, and many paths have it in common.
+    While that parent is missing, nothing exists below it, and many paths share it.
     """
-    found: dict[str, None] = {}
+    probed: dict[str, None] = {}
     for path in paths:
-        at = path
-        while not os.path.exists(at):
-            parent = posixpath.dirname(at)
-            if parent == at or os.path.exists(parent):
+        missing = path
+        while not os.path.exists(missing):
+            parent = posixpath.dirname(missing)
+            if parent == missing or os.path.exists(parent):
                 break
-            at = parent
-        found[at] = None
-    return list(found)
+            missing = parent
+        probed[missing] = None
+    return list(probed)
 
 
 def _library_directories(root: user_space.DriverRoot, search_paths: Sequence[str]) -> list[str]:
-    """Return where libraries can be, and where links lead from there: the host's view of both.
+    """Return where libraries can be, and where symlinks lead from there, as host paths.
 
-    A link that is absolute means another place to a root apart than to the host.
+    An absolute symlink resolves to another path inside a driver root than on the host.
     """
     usual = [root.host_path(path) for path in user_space.library_directories(root)]
-    led = [where.root.host_path(where.path) for where in places.libraries(root, search_paths)]
-    return _unique([*(map(os.path.abspath, search_paths) if search_paths else usual), *led])
+    resolved = [where.root.host_path(where.path) for where in places.libraries(root, search_paths)]
+    return _unique([*(map(os.path.abspath, search_paths) if search_paths else usual), *resolved])
 
 
-def _have_driver(directories: Iterable[str]) -> list[str]:
-    """Return those of *directories* in which there are libraries of the driver."""
+def _with_driver_libraries(directories: Iterable[str]) -> list[str]:
+    """Return those of *directories* that contain libraries of the driver."""
     return [
         directory
         for directory in directories
@@ -169,16 +169,16 @@ def _loader_configuration(root: user_space.DriverRoot) -> list[str]:
 def _programs(
     root: user_space.DriverRoot, around: Iterable[tuple[user_space.DriverRoot, str]]
 ) -> list[str]:
-    """Return the directories of programs, and the driver's that are in them.
+    """Return the directories of programs, and the driver's programs in them.
 
-    *around* has the directories of the driver's libraries.
+    *around* lists the directories of the driver's libraries.
     """
     directories = [root.host_path(path) for path in places.BINARIES]
     for where, directory in around:
         directories += [where.host_path(path) for path in places.programs_beside(directory)]
     names = [row.name for row in driver_table.BINARIES]
     files = (f"{directory}/{name}" for directory in directories for name in names)
-    return [*_existing(directories), *_there(files)]
+    return [*_existing(directories), *_only_existing(files)]
 
 
 def _other_directories(
@@ -187,24 +187,24 @@ def _other_directories(
     config_search_paths: Sequence[str],
     data_dirs: str,
 ) -> list[str]:
-    """Return where there can be configuration, data, modules of Xorg, firmware, on the host."""
+    """Return the host paths where configuration, data, Xorg modules and firmware can be."""
     bases = places.configurations(root, config_search_paths, data_dirs)
-    found = [
+    candidates = [
         (where, posixpath.join(base, posixpath.dirname(row.name)))
         for rows, directories in ((driver_table.CONFIGS, bases), (driver_table.DATA, around))
         for row in rows
         for where, base in directories
     ]
-    found += places.xorg(root, around)
+    candidates += places.xorg(root, around)
     for row in (*driver_table.BINARIES, *driver_table.CONFIGS, *driver_table.XORGS):
         for where, base in around:
             private = private_directory(row, base)
             if private is not None:
-                found.append((where, private))
-    on_host = [where.host_path(path) for where, path in found]
+                candidates.append((where, private))
+    on_host = [where.host_path(path) for where, path in candidates]
     for path in places.firmware(root, os.uname().release):
         directory = root.host_path(f"{path}/nvidia")
-        # Those of versions are in it, beside those of chips for another driver.
+        # It has a directory for each driver version, and others, named after chips, for nouveau.
         versions = [name for name in _names(directory) if name[0].isdigit()]
         on_host += [directory, *(f"{directory}/{name}" for name in versions)]
     return on_host
@@ -221,8 +221,8 @@ def _names(directory: str) -> list[str]:
         return []
 
 
-def _of_gpus(nvidia: str, sys: str, what: str) -> list[str]:
-    return [f"{sys}/{_DEVICES}/{bus_id}/{what}" for bus_id in _names(f"{nvidia}/gpus")]
+def _of_gpus(nvidia: str, sys: str, entry: str) -> list[str]:
+    return [f"{sys}/{_DEVICES}/{bus_id}/{entry}" for bus_id in _names(f"{nvidia}/gpus")]
 
 
 def _drm_links(nvidia: str, dev: str) -> list[str]:
@@ -234,17 +234,20 @@ def _drm_links(nvidia: str, dev: str) -> list[str]:
 
 
 def _mig_directories(capabilities: str) -> list[str]:
-    """Return the directories whose names tell each instance that there is."""
-    found = [capabilities]
+    """Return the directories whose entries name every MIG instance."""
+    directories = [capabilities]
     for gpu in _names(capabilities):
         if gpu.startswith("gpu"):
             migs = f"{capabilities}/{gpu}/mig"
-            found += [migs, *(f"{migs}/{name}" for name in _names(migs) if name.startswith("gi"))]
-    return found
+            directories += [
+                migs,
+                *(f"{migs}/{name}" for name in _names(migs) if name.startswith("gi")),
+            ]
+    return directories
 
 
 def _feature_nodes(dev: str) -> list[str]:
-    """Return patterns of nodes that _CONTROL_NODES leave, some of which the host can have, too."""
+    """Return the patterns of feature nodes that _CONTROL_NODES does not cover, on both roots."""
     return _unique(
         f"{root}{pattern}"
         for feature, patterns in device_nodes.FEATURES.items()

@@ -30,7 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# What goes with the nodes of storage: what udev knows of disks, and the settings of the library.
+# Files for GPUDirect Storage: udev's data about disks, and the settings of cuFile.
 UDEV = "/run/udev"
 CUFILE = "/etc/cufile.json"
 
@@ -49,11 +49,11 @@ def discover(  # noqa: PLR0913 (options, given by name)
 ) -> Inventory:
     """Read the machine below *driver_root* and *dev_root*.
 
-    With *management* no GPU is asked for, and the nodes of all are taken. If not *strict*, there
-    may be no GPU at all, and control nodes may be missing. With *environment*, its variables say
-    where else files are. *on_own_limits* is called if a GPU is left out that another process may
-    get. Raises DriverError if the driver does not answer within *deadline_s*,
-    DiscoveryError if files or nodes are missing, ConfigError on a machine of another kind.
+    With *management*, the inventory lists no GPUs, but the nodes of all of them. If not *strict*,
+    GPUs and control nodes may be missing. With *environment*, its variables name further
+    directories of files. *on_own_limits* is called if a GPU is left out that another process may
+    get. Raises DriverError if the driver does not respond within *deadline_s*, DiscoveryError if
+    files or nodes are missing, ConfigError on a machine of another kind.
     """
     root = user_space.DriverRoot(driver_root)
     with _dev_roots(dev_root) as (dev, host):
@@ -63,32 +63,32 @@ def discover(  # noqa: PLR0913 (options, given by name)
         except DriverError:
             platform.refuse_tegra(root)
             raise
-        answer = nvml.query(library, deadline_s)
-        if not answer.is_shared:
+        response = nvml.query(library, deadline_s)
+        if not response.is_shared:
             on_own_limits()
-        platform.refuse_integrated(answer.gpus)
-        found = user_space.find_driver(
+        platform.refuse_integrated(response.gpus)
+        driver = user_space.find_driver(
             root,
-            answer.driver_version,
+            response.driver_version,
             library_search_path=library_search_path,
             config_search_path=config_search_path,
             environment=environment,
         )
         if management:
             return Inventory(
-                driver=found,
+                driver=driver,
                 gpus=(),
                 control_nodes=(),
                 management_nodes=device_nodes.management_nodes(dev),
-                cuda_version=answer.cuda_version,
-                problems=answer.problems,
+                cuda_version=response.cuda_version,
+                problems=response.problems,
             )
-        gpus, without_nodes = device_nodes.gpu_nodes(answer.gpus, dev, strict=strict)
-        failed = left_out_gpus.completed(answer.left_out, answer.gpus)
-        at_fault, kept_away = _unlisted(answer.gpus, failed, dev)
+        gpus, without_nodes = device_nodes.gpu_nodes(response.gpus, dev, strict=strict)
+        failed = left_out_gpus.completed(response.left_out, response.gpus)
+        at_fault, kept_away = _unlisted(response.gpus, failed, dev)
         left_out = (*failed, *without_nodes, *at_fault, *kept_away)
         problems = (
-            *answer.problems,
+            *response.problems,
             *map(str, [*without_nodes, *at_fault]),
             *_without_mig_devices(gpus),
         )
@@ -102,21 +102,21 @@ def discover(  # noqa: PLR0913 (options, given by name)
             )
         features = device_nodes.feature_nodes(dev, host)
         return Inventory(
-            driver=found,
+            driver=driver,
             gpus=gpus,
             control_nodes=device_nodes.control_nodes(dev, strict=strict),
             features=features,
             gds_files=_gds_files(root) if features[GDS] else (),
-            cuda_version=answer.cuda_version,
+            cuda_version=response.cuda_version,
             problems=problems,
             left_out=left_out,
         )
 
 
 def discover_features(driver_root: str, dev_root: str) -> Inventory:
-    """Read what there is of model.FEATURES, for which the driver need not answer.
+    """Return an inventory of the nodes of model.FEATURES, without a query of the driver.
 
-    The inventory has nothing else but the version of the loaded module, "" if there is none.
+    Apart from them it holds only the version of the loaded module, "" if there is none.
     Raises DiscoveryError.
     """
     root = user_space.DriverRoot(driver_root)
@@ -134,7 +134,7 @@ def discover_features(driver_root: str, dev_root: str) -> Inventory:
 
 @contextmanager
 def _dev_roots(dev_root: str) -> Iterator[tuple[device_nodes.DevRoot, device_nodes.DevRoot]]:
-    """Give the dev root and the host's own, for which one may stand."""
+    """Yield the dev root and the host's own, which may be the same object."""
     dev = device_nodes.DevRoot(dev_root)
     try:
         host = dev if dev.path == "/" else device_nodes.DevRoot("/")
@@ -152,7 +152,7 @@ def _unlisted(
 ) -> tuple[list[LeftOutDevice], list[LeftOutDevice]]:
     """Return the GPUs that NVML does not list: those at fault, then those kept from the driver.
 
-    Nobody can say which they are where the bus id of a GPU that it lists is unknown.
+    Both lists are empty if the PCI address of a GPU that NVML lists is unknown.
     """
     bus_ids = [
         *(gpu.bus_id for gpu in gpus),
@@ -170,16 +170,16 @@ def _without_mig_devices(gpus: Sequence[GpuNodes]) -> list[str]:
 
 
 def _gds_files(root: user_space.DriverRoot) -> tuple[File, ...]:
-    """Return what a container needs beside the nodes of storage, below *root* or on the host."""
-    found = []
+    """Return the files that GPUDirect Storage needs, below *root* or else on the host."""
+    files = []
     for path in (UDEV, CUFILE):
         for base in dict.fromkeys((root, root.host)):
             real = _real(base, path)
             if real:
                 host_path = base.host_path(real)
-                found.append(File(kind="config", host_path=host_path, container_path=path))
+                files.append(File(kind="config", host_path=host_path, container_path=path))
                 break
-    return tuple(found)
+    return tuple(files)
 
 
 def _real(base: user_space.DriverRoot, path: str) -> str | None:

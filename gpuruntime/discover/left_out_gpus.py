@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPUs of this machine that NVML does not offer: what the kernel knows of them, and why.
+"""The GPUs of this machine that NVML does not offer, and why, as far as the kernel knows them.
 
-NVML says little about a GPU that failed, and nothing about one that another kernel driver has.
-The kernel lists those of the driver in /proc/driver/nvidia/gpus, and all in /sys/bus/pci.
+NVML says little about a GPU that failed, and nothing about one bound to another kernel driver.
+The kernel lists the driver's GPUs in /proc/driver/nvidia/gpus, and all GPUs in /sys/bus/pci.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ _MAX_BYTES = 1 << 16
 def completed(
     failed: Iterable[LeftOutDevice], gpus: Sequence[Gpu], *, proc: str = "/proc"
 ) -> tuple[LeftOutDevice, ...]:
-    """Return *failed*, with the bus ids and UUIDs that the kernel knows.
+    """Return *failed*, with the PCI addresses and UUIDs that the kernel knows.
 
     *failed* are the GPUs and MIG devices for which NVML returned an error, *gpus* those that it
     described.
     """
     failed = tuple(failed)
     by_index = _bus_ids_by_index(gpus, proc) if failed else {}
-    found = []
+    devices = []
     for device in failed:
         bus_id = device.bus_id or by_index.get(device.name, "")
         uuid = device.uuid
         if bus_id and not uuid:
             uuid = _uuid(_information(proc, bus_id))
-        found.append(
+        devices.append(
             LeftOutDevice(
                 name=device.name,
                 uuid=uuid,
@@ -55,7 +55,7 @@ def completed(
                 hint=device.hint,
             )
         )
-    return tuple(found)
+    return tuple(devices)
 
 
 def unlisted(
@@ -65,10 +65,10 @@ def unlisted(
     proc: str = "/proc",
     sys: str = "/sys",
 ) -> tuple[list[LeftOutDevice], list[LeftOutDevice]]:
-    """Return the GPUs whose bus ids are not among *listed*: those at fault, then the others.
+    """Return the GPUs whose PCI addresses are not in *listed*: those at fault, then the others.
 
     *has_node* returns whether the device node at a path in /dev exists. The others are GPUs that
-    the operator keeps from the driver, or, where this runs in a container, from the container.
+    the operator withholds from the driver or, if this process runs in a container, from it.
     """
     listed = frozenset(listed)
     at_fault, kept_away = [], []
@@ -118,9 +118,9 @@ def unlisted(
 
 
 def kernel_drivers(sys: str = "/sys") -> dict[str, str]:
-    """Return bus id → name of the kernel driver, "" if none, of each NVIDIA GPU on the PCI bus.
+    """Return PCI address → kernel driver, "" if none, of each NVIDIA GPU on the PCI bus.
 
-    Virtual functions are left out: they belong to virtual machines.
+    Virtual functions are omitted, because they belong to virtual machines.
     """
     directory = f"{sys}/bus/pci/devices"
     drivers = {}
@@ -141,9 +141,9 @@ def _of_other_driver(driver: str) -> str:
 
 
 def _bus_ids_by_index(gpus: Sequence[Gpu], proc: str) -> dict[str, str]:
-    """Return NVML's index → bus id; {} if the driver's order is not that of *gpus*.
+    """Return NVML's index → PCI address; {} if the driver's order is not that of *gpus*.
 
-    NVML numbers the GPUs of the driver by their bus ids.
+    NVML numbers the driver's GPUs in the order of their PCI addresses.
     """
     by_index = dict(enumerate(_driver_bus_ids(proc)))
     if any(gpu.bus_id != by_index.get(gpu.index) for gpu in gpus):
@@ -152,7 +152,7 @@ def _bus_ids_by_index(gpus: Sequence[Gpu], proc: str) -> dict[str, str]:
 
 
 def _driver_bus_ids(proc: str) -> list[str]:
-    """Return the bus ids of the GPUs that the module nvidia has, in order."""
+    """Return the PCI addresses of the GPUs that the module nvidia lists, in order."""
     names = [name for name in _names(f"{proc}/driver/nvidia/gpus") if _BUS_ID.match(name)]
     return sorted(names, key=_place)
 

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from gpuruntime.discover.root import Directory, DriverRoot
     from gpuruntime.formats.elf import Elf
 
-# Without these two nothing works.
+# The driver cannot be used without these two.
 REQUIRED = ("libcuda", "libnvidia-ml")
 _SONAME = re.compile(r"[A-Za-z0-9_.+~@-]+\Z")
 
 
 class LibraryFile(Record):
-    """A library's file: its *root*, *path* in it, and what it says of itself.
+    """A library's file: its *root*, its *path* in it, and its ELF data.
 
-    *versioned*: it is called by the driver's version.
+    *versioned* is true if the file is named with the driver's version.
     """
 
     __slots__ = ("elf", "path", "root", "row", "soname", "versioned")
@@ -52,7 +52,7 @@ class LibraryFile(Record):
 
     @property
     def host_path(self) -> str:
-        """Its path on the host."""
+        """The file's path on the host."""
         return self.root.host_path(self.path)
 
 
@@ -60,7 +60,7 @@ class _Scan:
     """What the directories hold, by kind."""
 
     def __init__(self) -> None:
-        # By real path on the host.
+        # Keyed by the real path on the host.
         self.files: dict[str, LibraryFile] = {}
         self.refused: dict[str, list[DiscoveryError]] = {}
         # Directories, and the libraries of other driver versions in them: stem → versions.
@@ -72,7 +72,7 @@ def find(
 ) -> tuple[list[Library], list[str]]:
     """Return the libraries of *driver_version* in *directories*, and sentences about problems.
 
-    Raises DiscoveryError if there is no libcuda or NVML of that version for ABI *native*.
+    Raises DiscoveryError if libcuda or NVML of that version for ABI *native* is missing.
     """
     scan = _Scan()
     for directory in directories:
@@ -92,7 +92,7 @@ def find(
 
 def _read(scan: _Scan, directory: Directory, driver_version: str) -> None:
     """Add the libraries of *directory* to *scan*."""
-    others: dict[str, set[str]] = {}
+    other_versions: dict[str, set[str]] = {}
     for name in sorted(name for name in directory.names if ".so." in name):
         stem, dot, suffix = name.partition(".so.")
         if not dot or not (suffix == driver_version or stem in driver_table.LIBRARIES):
@@ -104,7 +104,7 @@ def _read(scan: _Scan, directory: Directory, driver_version: str) -> None:
             row = driver_table.unknown(stem)
         if not _is_of(row, suffix, driver_version):
             if driver_table.VERSION in row.suffixes and of_name(name):
-                others.setdefault(stem, set()).add(suffix)
+                other_versions.setdefault(stem, set()).add(suffix)
             continue
         if row.capability == driver_table.NEVER or row.kind != driver_table.LIBRARY:
             continue
@@ -112,16 +112,16 @@ def _read(scan: _Scan, directory: Directory, driver_version: str) -> None:
             _add(scan, directory, name, row, versioned=suffix == driver_version)
         except DiscoveryError as error:
             scan.refused.setdefault(stem, []).append(error)
-    if others:
-        scan.others.append((directory, others))
+    if other_versions:
+        scan.others.append((directory, other_versions))
 
 
 def _is_of(row: driver_table.Row, suffix: str, driver_version: str) -> bool:
     return any(
         suffix == driver_version
-        if wanted == driver_table.VERSION
-        else driver_table.matches(suffix, wanted)
-        for wanted in row.suffixes
+        if pattern == driver_table.VERSION
+        else driver_table.matches(suffix, pattern)
+        for pattern in row.suffixes
     )
 
 
@@ -140,55 +140,57 @@ def _add(
             remedies.REINSTALL_DRIVER,
         )
     if stem != row.name and root.locate(directory.join(soname)) not in (path, None):
-        # Another file goes by that name: this one has only its own.
+        # Another file has that name: use the name of the file itself.
         soname = posixpath.basename(path)
     elif stem != row.name:
-        # What the loader takes it for, not what the file is called.
+        # The SONAME counts, not the name of the file.
         row = driver_table.LIBRARIES.get(stem) or driver_table.unknown(stem)
         if row.capability == driver_table.NEVER:
             return
-    found = LibraryFile(root=root, path=path, row=row, elf=elf, soname=soname, versioned=versioned)
-    scan.files[found.host_path] = found
+    file = LibraryFile(root=root, path=path, row=row, elf=elf, soname=soname, versioned=versioned)
+    scan.files[file.host_path] = file
 
 
 def _belonging(scan: _Scan) -> list[LibraryFile]:
-    """Return the files that are of our driver.
+    """Return the files that belong to the driver.
 
-    One with a version of its own is not where only another driver is, and not for an ABI that
-    ours has nothing for.
+    A library with its own version number does not belong to it if its directory has only another
+    driver's libraries, or if the driver has no library for its ABI.
     """
     files = list(scan.files.values())
     versioned = [file for file in files if file.versioned]
     abis = {file.elf.abi for file in versioned}
-    ours = {posixpath.dirname(file.host_path) for file in versioned}
-    others = {directory.root.host_path(directory.path) for directory, _ in scan.others} - ours
+    directories = {posixpath.dirname(file.host_path) for file in versioned}
+    directories_of_others = {
+        directory.root.host_path(directory.path) for directory, _ in scan.others
+    } - directories
     return [
         file
         for file in files
-        if file.elf.abi in abis and posixpath.dirname(file.host_path) not in others
+        if file.elf.abi in abis and posixpath.dirname(file.host_path) not in directories_of_others
     ]
 
 
 def _unique(files: Iterable[LibraryFile], abis: Sequence[str]) -> list[LibraryFile]:
     """Return those of *files* for *abis*, the first of each SONAME.
 
-    VDPAU has a directory of its own, which may hold a copy.
+    The directory of VDPAU counts separately, because it may hold a copy.
     """
-    found: dict[tuple[str, str, bool], LibraryFile] = {}
+    first: dict[tuple[str, str, bool], LibraryFile] = {}
     for file in files:
         if file.elf.abi not in abis:
             continue
         key = file.elf.abi, file.soname, posixpath.dirname(file.path).endswith("/vdpau")
-        known = found.get(key)
-        if known is None or _is_linked(file, known):
-            found[key] = file
-    return list(found.values())
+        previous = first.get(key)
+        if previous is None or _is_linked(file, previous):
+            first[key] = file
+    return list(first.values())
 
 
-def _is_linked(file: LibraryFile, known: LibraryFile) -> bool:
-    """Return whether of two versions in one directory the SONAME leads to *file*."""
+def _is_linked(file: LibraryFile, other: LibraryFile) -> bool:
+    """Return whether both files are in one directory and their SONAME leads to *file*."""
     directory = posixpath.dirname(file.path)
-    if directory != posixpath.dirname(known.path) or file.root is not known.root:
+    if directory != posixpath.dirname(other.path) or file.root is not other.root:
         return False
     return file.root.locate(f"{directory}/{file.soname}") == file.path
 
@@ -196,11 +198,11 @@ def _is_linked(file: LibraryFile, known: LibraryFile) -> bool:
 def _links_elsewhere(
     files: Sequence[LibraryFile], directories: Sequence[Directory]
 ) -> dict[str, list[str]]:
-    """Return host path → links to that library in other *directories* than its own.
+    """Return host path → symlinks to that library in other *directories* than its own.
 
-    Debian's alternatives, for one, link from where programs look to where the driver is.
+    Debian's alternatives, for example, link from the usual directories to the driver's.
     """
-    found: dict[str, list[str]] = {}
+    links: dict[str, list[str]] = {}
     for directory in directories:
         for file in files:
             if file.root is not directory.root or posixpath.dirname(file.path) == directory.path:
@@ -208,16 +210,16 @@ def _links_elsewhere(
             names = [file.soname, _plain(file.soname)]
             names += [place for place in map(_place, file.row.links) if "/" in place]
             for name in names:
-                # A name in a directory of its own, as that of GBM, is looked for there.
+                # The first part is the name or, for a library such as GBM's, a subdirectory.
                 if name.partition("/")[0] not in directory.names:
                     continue
                 if file.root.locate(directory.join(name)) == file.path:
-                    found.setdefault(file.host_path, []).append(_link(file, directory, name))
-    return found
+                    links.setdefault(file.host_path, []).append(_link(file, directory, name))
+    return links
 
 
 def _link(file: LibraryFile, directory: Directory, name: str) -> str:
-    """Return the link *name* in *directory* to *file*'s SONAME link, which is beside it."""
+    """Return the symlink *name* in *directory* to the SONAME symlink beside *file*."""
     path = directory.join(name)
     target = posixpath.join(posixpath.dirname(file.path), file.soname)
     return f"{posixpath.relpath(target, posixpath.dirname(path))}::{path}"
@@ -255,10 +257,10 @@ def _plain(soname: str) -> str:
 
 
 def _dev_link(file: LibraryFile, directory: str) -> str:
-    """Return the name of the `.so` link that the host has for a library, or ""."""
+    """Return the name of the library's `.so` symlink on the host, "" if there is none."""
     plain = _plain(file.soname)
-    there = file.root.directory(directory)
-    if plain == file.soname or there is None or plain not in there.names:
+    opened = file.root.directory(directory)
+    if plain == file.soname or opened is None or plain not in opened.names:
         return ""
     return plain if file.root.is_link(f"{directory}/{plain}") else ""
 
@@ -268,10 +270,10 @@ def _missing(
     directories: Sequence[Directory],
     scan: _Scan,
     stem: str,
-    wanted: tuple[str, str],
+    version_and_abi: tuple[str, str],
 ) -> GpuRuntimeError:
-    """Return why there is no *stem* of the *wanted* driver version and ABI."""
-    driver_version, native = wanted
+    """Return the error that there is no *stem* of that driver version and ABI."""
+    driver_version, native = version_and_abi
     for error in scan.refused.get(stem, ()):
         return error
     for file in scan.files.values():
@@ -281,13 +283,15 @@ def _missing(
                 f"none for {native}",
                 remedies.INSTALL_FOR_MACHINE,
             )
-    there = {other for _, others in scan.others for other in others.get(stem, ())}
-    if there and stem == "libcuda":
-        return user_space_version.mismatch(root, driver_version, sorted(there))
-    if there:
+    versions = {
+        version for _, other_versions in scan.others for version in other_versions.get(stem, ())
+    }
+    if versions and stem == "libcuda":
+        return user_space_version.mismatch(root, driver_version, sorted(versions))
+    if versions:
         return DiscoveryError(
             f'libcuda below the driver root "{root.path}" is of driver {driver_version}, but '
-            f"{stem} is of {', '.join(sorted(there))}",
+            f"{stem} is of {', '.join(sorted(versions))}",
             "install the rest of the driver in the same version",
         )
     searched = ", ".join(directory.path for directory in directories) or "none"
@@ -300,15 +304,15 @@ def _missing(
 
 
 def _missing_needed(libraries: Sequence[Library], driver_version: str) -> list[str]:
-    """Return sentences about libraries of the driver that others need and that are not there."""
-    there = {(library.abi, library.soname) for library in libraries}
+    """Return sentences about libraries of the driver that others need and that are missing."""
+    sonames = {(library.abi, library.soname) for library in libraries}
     missing: dict[str, list[str]] = {}
     for library in libraries:
         for name in library.needed:
-            if (library.abi, name) not in there and _is_drivers(name, driver_version):
+            if (library.abi, name) not in sonames and _is_drivers(name, driver_version):
                 missing.setdefault(name, []).append(library.host_path)
     return [
-        f'"{name}" is not there, which "{paths[0]}" needs'
+        f'"{name}" is missing, which "{paths[0]}" needs'
         + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
         for name, paths in missing.items()
     ]
@@ -324,20 +328,20 @@ def _is_drivers(name: str, driver_version: str) -> bool:
 def _half_upgraded(
     scan: _Scan, files: Sequence[LibraryFile], driver_version: str, abis: Sequence[str]
 ) -> list[str]:
-    """Return sentences about libraries that only another driver has, where ours are.
+    """Return sentences about libraries that are left over from another driver version.
 
-    Where none of ours are, all are another driver's: that is one that is not asked for, unless
-    it has what ours does not have, the libraries of another ABI.
+    In a directory of this driver, these are the libraries that it lacks. A directory without any
+    of this driver's libraries is reported only if it has an ABI that this driver lacks.
     """
     ours = {posixpath.dirname(file.host_path) for file in files}
     stems = {file.row.name for file in files}
     problems = []
-    for directory, others in scan.others:
+    for directory, other_versions in scan.others:
         path = directory.root.host_path(directory.path)
         names = sorted(
-            f"{stem}.so.{other}"
-            for stem, versions in others.items()
-            for other in versions
+            f"{stem}.so.{version}"
+            for stem, versions in other_versions.items()
+            for version in versions
             if not driver_table.is_over(stem, driver_version)
         )
         if path in ours:
@@ -346,7 +350,7 @@ def _half_upgraded(
             continue
         if names:
             problems.append(
-                f"left out, for they are not of driver {driver_version}: "
+                f"left out, because they are not of driver {driver_version}: "
                 f'{", ".join(names)} in "{path}"'
             )
     return problems

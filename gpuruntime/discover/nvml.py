@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ask NVML about the GPUs, in a child process with a deadline.
 
-A driver in trouble can block NVML for ever, in a state no signal ends. So the library is loaded
-in a child, opened by path, and a child that does not answer is left behind. The child is a copy
-of this process, which costs less than another interpreter, and asks through pynvml.
+A driver in trouble can block NVML for ever, in a state that no signal ends. So a child process
+opens the library by path and calls it through pynvml, and a child that does not answer is
+abandoned. The child is forked, which costs less than to start another interpreter.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from gpuruntime.model import Gpu, LeftOutDevice, MigDevice
 from gpuruntime.record import Record
 
 DEADLINE_S = 30.0
-# A process that sleeps in the kernel for so long before the deadline, and does nothing else, waits
-# for the driver. It is longer than the kernel lets one sleep for its memory.high.
+# A process that sleeps in the kernel without a break for this long before the deadline waits for
+# the driver. The kernel throttles a process above memory.high for less time than this.
 _WATCH_S = 3.0
-# Of a short deadline, this part of it.
+# For a short deadline: this fraction of it.
 _WATCHED_PART = 0.25
-# How often the process is looked at then.
+# The interval at which the process is observed in that time.
 _LOOK_S = 0.05
 _ANSWER_BYTES = 8 << 20
 
-# nvmlReturn_t, as far as we look at it.
+# The values of nvmlReturn_t that are handled here.
 _INVALID_ARGUMENT, _NOT_SUPPORTED, _NOT_FOUND = 2, 3, 6
 _FUNCTION_NOT_FOUND = 13
 _DRIVER_NOT_LOADED, _DRIVER_MISMATCH = 9, 18
-# What NVML answers a process that may not open a node, load a library or have the memory: another
-# process, under other limits, may have another answer. In order: no permission, library not found,
+# Errors for a process that is not allowed to open a node, load a library or allocate memory:
+# another process, under other limits, may succeed. In order: no permission, library not found,
 # operating system, memory, insufficient resources, unknown.
 _OF_THIS_PROCESS = frozenset({4, 12, 17, 20, 23, 999})
-# What an older NVML, or another GPU, answers to a question that it does not know.
+# Errors for a query that this version of NVML, or this GPU, does not support.
 _NOT_HERE = (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND)
 _NO_SUCH_MIG = (_NOT_FOUND, _INVALID_ARGUMENT)
 
@@ -54,24 +54,24 @@ _BRANDS = (
 # NVML documents at most 96 bytes for a name or a UUID.
 _TEXT_BYTES = 4096
 _BUS_ID = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\Z", re.IGNORECASE)
-# What a GPU can be divided into, for an NVML that does not tell.
+# The most MIG devices of a GPU, for an NVML that does not report the number.
 _MAX_MIG_DEVICES = 7
 _UUID = re.compile(r"[!-~]{1,200}\Z")
 
 
 class NoAnswerError(DriverError):
-    """The driver gave no answer that holds for other processes.
+    """The query failed for a reason that may not affect other processes.
 
-    Its library could not be loaded, the process that asked was killed or got no time, or what it
-    may use is not enough.
+    The library could not be loaded, the child was killed or got no CPU time, or its resource
+    limits are too low.
     """
 
 
 class Answer(Record):
-    """What NVML says: the driver's versions if it knows, the GPUs, what is left out and why.
+    """What NVML reports: the driver's versions, the GPUs, the devices that are left out.
 
     *problems* are sentences about *left_out*, and about GPUs that lack something.
-    *is_shared* tells whether another process would have the same answer.
+    *is_shared* says whether another process would get the same answer.
     """
 
     __slots__ = ("cuda_version", "driver_version", "gpus", "is_shared", "left_out", "problems")
@@ -95,23 +95,23 @@ class Answer(Record):
 
 
 def query(library: str, deadline_s: float = DEADLINE_S, *, proc: str = "/proc") -> Answer:
-    """Ask the NVML at the host path *library* (`nvidia-smi -L` shows the same).
+    """Return the answer of the NVML at the host path *library* (see also `nvidia-smi -L`).
 
-    To be called where there is one thread. Raises DriverError if NVML answers with an error, or
-    does not return in *deadline_s* seconds; NoAnswerError, which is one, if the library cannot be
-    loaded, or if it may be this process's own limits that keep it from an answer.
+    Call it only in a process with one thread. Raises DriverError if NVML returns an error, or does
+    not return in *deadline_s* seconds; its subclass NoAnswerError if the library cannot be loaded,
+    or if this process's own limits may be the cause.
     """
     end = time.monotonic() + deadline_s
     try:
         child = child_process.fork(lambda writer: _be_child(writer, library, deadline_s, proc))
     except OSError as error:
         raise NoAnswerError(
-            f'cannot start the process that asks "{library}": {error.strerror}',
+            f'cannot start the process that calls "{library}": {error.strerror}',
             "end other processes, or raise the limit on their number",
         ) from error
     watch = _SleepWatch(child.pid, end - min(_WATCH_S, deadline_s * _WATCHED_PART), end)
     outcome = child.finish(deadline_s, _ANSWER_BYTES, watch.look)
-    # A driver that hangs where its process ends has answered before.
+    # A child whose exit hangs in the driver may still have written its whole answer.
     if outcome.how == child_process.LATE:
         message = f'the driver did not answer in {deadline_s:g} s: "{library}"'
         hint = remedies.CHECK_LOG
@@ -119,32 +119,33 @@ def query(library: str, deadline_s: float = DEADLINE_S, *, proc: str = "/proc") 
             raise DriverError(message, hint)
         raise NoAnswerError(message, f"{hint}, and for a CPU limit on the cgroup of the runtime")
     try:
-        answer = json.loads(outcome.output)
+        response = json.loads(outcome.output)
     except ValueError:
         raise NoAnswerError(
             f'"{library}" ended the process that asked it, {_how(outcome.status)}',
             remedies.CHECK_NVIDIA_SMI,
         ) from None
-    if "error" in answer:
-        raise _failure(library, answer["error"], answer.get("code"), proc)
+    if "error" in response:
+        raise _failure(library, response["error"], response.get("code"), proc)
     gpus = tuple(
         Gpu(**{**gpu, "mig_devices": tuple(MigDevice(**mig) for mig in gpu["mig_devices"])})
-        for gpu in answer["gpus"]
+        for gpu in response["gpus"]
     )
     return Answer(
-        answer["driver_version"],
-        answer["cuda_version"],
+        response["driver_version"],
+        response["cuda_version"],
         gpus,
-        tuple(answer["problems"]),
-        left_out=tuple(LeftOutDevice(**device) for device in answer["left_out"]),
-        is_shared=answer["is_shared"],
+        tuple(response["problems"]),
+        left_out=tuple(LeftOutDevice(**device) for device in response["left_out"]),
+        is_shared=response["is_shared"],
     )
 
 
 class _SleepWatch:
-    """Whether a process sleeps once and without a break from *start* to *end*: in the driver.
+    """An observer of whether a process sleeps without a break from *start* to *end*.
 
-    A process that is throttled, or waits for memory, is runnable or is switched again and again.
+    Such a process waits for the driver: one that is throttled, or waits for memory, is runnable at
+    times, or its context switches grow.
     """
 
     def __init__(self, pid: int, start: float, end: float) -> None:
@@ -155,13 +156,13 @@ class _SleepWatch:
         self.has_slept = False
 
     def look(self) -> None:
-        """Look at the process, if it is time to; called until the process has ended."""
+        """Observe the process if the next observation is due."""
         now = time.monotonic()
         if now < self._next:
             return
         self._next = now + _LOOK_S
         if self._sleep is None:
-            # Too late, because this process did not get its time either: that proves nothing.
+            # An observation that starts late proves nothing: this process got no CPU time either.
             self._sleep = _sleep_of(self._pid) if now < self._latest_start else ""
             return
         if _sleep_of(self._pid) != self._sleep:
@@ -170,7 +171,7 @@ class _SleepWatch:
 
 
 def _sleep_of(child: int) -> str:
-    """Return what stays the same while *child* sleeps once; "" if it does not sleep."""
+    """Return the context switch counts of *child*; "" if it does not sleep."""
     try:
         with open(f"/proc/{child}/status", encoding="ascii", errors="replace") as stream:
             lines = stream.read().splitlines()
@@ -196,10 +197,10 @@ def _failure(library: str, text: str, code: int | None, proc: str) -> DriverErro
         return NoAnswerError(message, remedies.CHECK_NVIDIA_SMI)
     if code == _DRIVER_MISMATCH:
         versions = of_name(os.path.realpath(library)), module_version(proc)
-        ours, loaded = (known or "of unknown version" for known in versions)
+        installed, loaded = (version or "of unknown version" for version in versions)
         return DriverError(
-            f"{message}: the library is {ours}, the loaded kernel module {loaded}",
-            remedies.version_mismatch(host, loaded, ours),
+            f"{message}: the library is {installed}, the loaded kernel module {loaded}",
+            remedies.version_mismatch(host, loaded, installed),
         )
     if code == _DRIVER_NOT_LOADED and module_version(proc) is None:
         why, action = remedies.unloaded_module(host)
@@ -217,11 +218,11 @@ def module_version(proc: str = "/proc") -> str | None:
     return of_module_text(first) or None
 
 
-# From here on: what the child does.
+# The code from here on runs in the child.
 
-# pynvml calls one version of each function. For these an older NVML has only an older version,
-# which takes the same arguments: the symbols to look for, the newest first. pynvml initialises
-# without flags, which is what nvmlInit_v2 does.
+# pynvml calls one version of each function. Of these functions, an older NVML has only an older
+# version with the same arguments: the symbols to look for, newest first. pynvml initialises NVML
+# without flags, as nvmlInit_v2 does.
 _SYMBOLS = {
     "nvmlInitWithFlags": ("nvmlInit_v2", "nvmlInit"),
     "nvmlDeviceGetCount_v2": ("nvmlDeviceGetCount_v2", "nvmlDeviceGetCount"),
@@ -242,7 +243,7 @@ _SYMBOLS = {
 
 
 class _NvmlError(Exception):
-    """NVML answered *code*, which it calls *text*."""
+    """NVML returned the error *code*, which it describes as *text*."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -250,7 +251,7 @@ class _NvmlError(Exception):
 
 
 class _Library(ctypes.CDLL):
-    """A loaded NVML, of which each function may be missing."""
+    """A loaded NVML, in which any function may be missing."""
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (a function of ctypes)
         """Return the newest version of the function *name*; raise _NvmlError without one."""
@@ -265,15 +266,15 @@ class _Library(ctypes.CDLL):
 
 
 class _Nvml:
-    """The NVML at *path*, asked through pynvml; errors are _NvmlError."""
+    """The NVML at *path*, called through pynvml; errors are _NvmlError."""
 
     def __init__(self, path: str) -> None:
-        """Load it; raise OSError."""
-        import pynvml  # noqa: PLC0415 (large: only the process that asks imports it)
+        """Load the library; raise OSError."""
+        import pynvml  # noqa: PLC0415 (large: only the child imports it)
 
         # pynvml would load the first libnvidia-ml.so.1 on the loader's path.
         pynvml.nvmlLib = _Library(path)
-        # pynvml makes its buffers so large; a driver may have longer names than NVML documents.
+        # The sizes of pynvml's buffers; a driver may have longer names than NVML documents.
         pynvml.NVML_DEVICE_NAME_V2_BUFFER_SIZE = _TEXT_BYTES
         pynvml.NVML_DEVICE_UUID_V2_BUFFER_SIZE = _TEXT_BYTES
         self._pynvml = pynvml
@@ -294,9 +295,9 @@ class _Nvml:
         return text
 
     def bus_id(self, device: object) -> str:
-        """Return the bus id of *device* as sysfs spells it, "" if NVML does not tell."""
+        """Return the PCI address of *device* as sysfs spells it, "" if NVML does not know it."""
         info = _optional(self.ask, "nvmlDeviceGetPciInfo_v3", device)
-        # An old NVML fills the first of the two fields alone, with a domain of 4 digits.
+        # An old NVML fills only the first of the two fields, with a domain of 4 digits.
         for field in ("busId", "busIdLegacy") if info else ():
             try:
                 match = _BUS_ID.match(getattr(info, field))
@@ -307,7 +308,7 @@ class _Nvml:
         return ""
 
     def _describe(self, code: int) -> str:
-        """Return the library's own words, which are those of its version."""
+        """Return the library's own description of *code*, which differs between versions."""
         try:
             return escape(self.text("nvmlErrorString", code) or "")
         except _NvmlError:
@@ -315,7 +316,7 @@ class _Nvml:
 
 
 class _Problems:
-    """What is left out and why, and whether another process would leave out the same."""
+    """The devices left out and why, and whether another process would leave out the same."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -342,29 +343,29 @@ def _be_child(writer: int, library: str, deadline_s: float, proc: str) -> int:
     """Write the answer of *library* to *writer*, and return the exit status."""
     # An unreachable object of the parent must not close its descriptor's number here.
     gc.disable()
-    # NVML may start nvidia-modprobe, and waits for it.
+    # NVML may start nvidia-modprobe and wait for it.
     for number in (signal.SIGCHLD, signal.SIGALRM, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    # Should nobody be there any more to end it.
+    # End the child even if its parent no longer exists.
     signal.setitimer(signal.ITIMER_REAL, deadline_s + 1)
     os.dup2(writer, 3, inheritable=False)
     nothing = os.open("/dev/null", os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
-    # Neither locks nor pipes of ours may live on in a child that is left behind.
+    # An abandoned child must not hold the parent's locks or pipes.
     os.closerange(4, os.sysconf("SC_OPEN_MAX"))
     os.chdir("/")
     os.environ.clear()
     os.environ.update({"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"})
     try:
-        answer = _ask(library, proc)
+        response = _ask(library, proc)
     except _NvmlError as error:
-        answer = {"error": str(error), "code": error.code}
+        response = {"error": str(error), "code": error.code}
     except (OSError, ImportError) as error:
-        # Not of NVML: the loader's, which may lack memory or descriptors.
-        answer = {"error": escape(str(error))}
-    view = memoryview(json.dumps(answer).encode())
+        # An error of the loader, which may lack memory or descriptors, not of NVML.
+        response = {"error": escape(str(error))}
+    view = memoryview(json.dumps(response).encode())
     while view:
         view = view[os.write(3, view) :]
     return 0
@@ -379,7 +380,7 @@ def _ask(library: str, proc: str) -> dict[str, Any]:
         try:
             gpus.append(_gpu(nvml, index, proc, problems))
         except _NvmlError as error:
-            # One GPU that fell off the bus does not cost the others.
+            # A GPU that has fallen off the bus does not affect the others.
             problems.leave_out(str(index), error, _bus_id_of_failed(nvml, index))
     return {
         "driver_version": _unless_error(nvml.text, "nvmlSystemGetDriverVersion") or None,
@@ -392,7 +393,7 @@ def _ask(library: str, proc: str) -> dict[str, Any]:
 
 
 def _bus_id_of_failed(nvml: _Nvml, index: int) -> str:
-    """Return the bus id of a GPU that failed, "" if NVML does not tell that either."""
+    """Return the PCI address of a GPU that failed, "" if NVML does not return it."""
     device = _unless_error(nvml.ask, "nvmlDeviceGetHandleByIndex", index)
     return "" if device is None else _unless_error(nvml.bus_id, device) or ""
 
@@ -429,7 +430,7 @@ def _gpu(nvml: _Nvml, index: int, proc: str, problems: _Problems) -> dict[str, A
 def _mig_devices(
     nvml: _Nvml, device: object, gpu: int, problems: _Problems
 ) -> list[dict[str, Any]]:
-    found = []
+    mig_devices = []
     count = _optional(nvml.ask, "nvmlDeviceGetMaxMigDeviceCount", device)
     for index in range(_MAX_MIG_DEVICES if count is None else count):
         name = f"{gpu}:{index}"
@@ -443,7 +444,7 @@ def _mig_devices(
                 problems.leave_out(name, error)
             continue
         try:
-            found.append(
+            mig_devices.append(
                 {
                     "index": index,
                     "uuid": _uuid(nvml, mig, f"MIG device {name}", problems),
@@ -453,11 +454,11 @@ def _mig_devices(
             )
         except _NvmlError as error:
             problems.leave_out(name, error)
-    return found
+    return mig_devices
 
 
 def _optional(ask: Any, *arguments: object) -> Any:  # noqa: ANN401 (what *ask* returns)
-    """Return what *ask* returns, None where NVML does not know; raise _NvmlError."""
+    """Return what *ask* returns, None if NVML does not support it; raise _NvmlError."""
     try:
         return ask(*arguments)
     except _NvmlError as error:
@@ -467,7 +468,7 @@ def _optional(ask: Any, *arguments: object) -> Any:  # noqa: ANN401 (what *ask* 
 
 
 def _unless_error(ask: Any, *arguments: object) -> Any:  # noqa: ANN401 (what *ask* returns)
-    """Return what *ask* returns, None for any error: for what no container depends on alone."""
+    """Return what *ask* returns, None for any error: for data that a container can do without."""
     try:
         return ask(*arguments)
     except _NvmlError:
@@ -475,30 +476,30 @@ def _unless_error(ask: Any, *arguments: object) -> Any:  # noqa: ANN401 (what *a
 
 
 def _architecture(nvml: _Nvml, device: object) -> str:
-    """Return the compute capability, "" if NVML does not tell."""
+    """Return the compute capability, "" if NVML does not report it."""
     capability = _unless_error(nvml.ask, "nvmlDeviceGetCudaComputeCapability", device)
     return "{}.{}".format(*capability) if capability else ""
 
 
 def _brand(nvml: _Nvml, device: object) -> str:
-    """Return the brand as requirements spell it, "" if NVML does not tell."""
+    """Return the brand as requirements spell it, "" if NVML does not report it."""
     number = _unless_error(nvml.ask, "nvmlDeviceGetBrand", device)
     if number is None:
         return ""
     return _BRANDS[number] if number < len(_BRANDS) else _BRANDS[0]
 
 
-def _uuid(nvml: _Nvml, device: object, what: str, problems: _Problems) -> str:
-    """Return the UUID, "" if there is none or none that can be a name; raise _NvmlError."""
+def _uuid(nvml: _Nvml, device: object, subject: str, problems: _Problems) -> str:
+    """Return the UUID, "" if it is missing or cannot be a name; raise _NvmlError."""
     uuid: str = _optional(nvml.text, "nvmlDeviceGetUUID", device) or ""
     if uuid and not _UUID.match(uuid):
-        problems.texts.append(f'{what} has no name by its UUID, which is "{escape(uuid)}"')
+        problems.texts.append(f'{subject} has no name by its UUID, which is "{escape(uuid)}"')
         return ""
     return uuid
 
 
 def _minor(nvml: _Nvml, device: object, bus_id: str, proc: str) -> int:
-    """Return the number of the GPU's node, from the kernel where NVML does not know it."""
+    """Return the minor of the GPU's node, from the kernel if NVML does not report it."""
     try:
         return int(nvml.ask("nvmlDeviceGetMinorNumber", device))
     except _NvmlError as error:
@@ -509,7 +510,7 @@ def _minor(nvml: _Nvml, device: object, bus_id: str, proc: str) -> int:
                 information = stream.read(1 << 16)
         except OSError:
             raise error from None
-        found = re.search(rb"^Device Minor:\s*([0-9]{1,7})\s*$", information, re.MULTILINE)
-        if found is None:
+        match = re.search(rb"^Device Minor:\s*([0-9]{1,7})\s*$", information, re.MULTILINE)
+        if match is None:
             raise
-        return int(found[1])
+        return int(match[1])

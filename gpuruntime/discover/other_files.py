@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 _BIN = "/usr/bin"
 _RUN = ("/run", "/var/run")
-MPS_DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108 (where MPS has it, unless told otherwise)
-# Where Debian has the libraries of one of several drivers.
+MPS_DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108 (the default of MPS)
+# Where Debian puts the libraries of one of several drivers.
 _PRIVATE = re.compile(r"/usr/lib/([^/]+)/nvidia/([^/]+)\Z")
 
 
 def private_directory(row: driver_table.Row, libraries: str) -> str | None:
-    """Return where Debian keeps the file of *row* for a driver with *libraries* of its own."""
+    """Return where Debian keeps the file of *row* of the driver whose *libraries* are private."""
     match = _PRIVATE.match(libraries)
     if match is None or row.private is None:
         return None
@@ -40,7 +40,7 @@ def private_directory(row: driver_table.Row, libraries: str) -> str | None:
 
 
 class Finder:
-    """Collects files of driver *version* below *root*, and what is wrong with some.
+    """A search for the files of driver *version* below *root*, and for problems with them.
 
     *libraries* are those of the same driver.
     """
@@ -55,14 +55,14 @@ class Finder:
             posixpath.dirname(library.host_path) for library in libraries if library.abi == native
         )
         self._directories = [root.around(path) for path in directories]
-        self.found: dict[tuple[str, str], File] = {}
+        self.files: dict[tuple[str, str], File] = {}
         self.problems: list[str] = []
 
     def binaries(self) -> None:
         """Find each program where PATH finds it first, or else beside the libraries.
 
-        Whatever chain of alternatives leads to the file. The container has it in the same
-        directory if the PATH of an image has that, else in /usr/bin.
+        The file may be the end of a chain of alternatives. In the container it is in the same
+        directory if that is on the PATH of an image, else in /usr/bin.
         """
         usual = [
             (self._root, path, path if path in search_paths.IMAGE_PATH else _BIN)
@@ -77,39 +77,41 @@ class Finder:
             if not any(self._binary(row, *place) for place in (*usual, *beside)):
                 self._private(row)
 
-    def _binary(self, row: driver_table.Row, root: DriverRoot, directory: str, there: str) -> bool:
-        """Add the program *row* of *directory* as one in *there*; return whether it exists."""
+    def _binary(
+        self, row: driver_table.Row, root: DriverRoot, directory: str, container_directory: str
+    ) -> bool:
+        """Add the program *row* in *directory*, if it is executable; return whether it is."""
         real = self._file(root, f"{directory}/{row.name}")
         if not real or not root.is_executable(real):
             return False
-        self._add(root, row, real, f"{there}/{row.name}")
+        self._add(root, row, real, f"{container_directory}/{row.name}")
         return True
 
     def configurations(self, search_path: Sequence[str], data_dirs: str) -> None:
         """Find files of configuration and data; *data_dirs* is XDG_DATA_DIRS.
 
-        In the directories of *search_path*, host paths, or in the usual ones without.
+        *search_path*, a list of host paths, replaces the usual directories.
         """
         bases = search_paths.configurations(self._root, search_path, data_dirs)
         for row in driver_table.CONFIGS:
-            found = False
+            has_match = False
             if row.name.startswith(driver_table.ONCE):
                 self._once(row, [*bases, (self._root, "")])
                 continue
             for root, base in bases:
                 for path in self._matching(root, base, row.name):
-                    found |= self._config(root, row, path, path)
-            if not found:
+                    has_match |= self._config(root, row, path, path)
+            if not has_match:
                 self._private(row)
 
     def _once(self, row: driver_table.Row, bases: Sequence[Place]) -> None:
-        """Add the files of *row*, each name once, below /etc: a loader reads all places."""
-        seen: set[str] = set()
+        """Add the files of *row* below /etc, each name once: a loader reads all directories."""
+        names: set[str] = set()
         for root, base in bases:
             for path in self._matching(root, base, row.name):
                 name = path[len(base) + 1 :]
-                if name not in seen and self._config(root, row, path, f"/etc/{name}"):
-                    seen.add(name)
+                if name not in names and self._config(root, row, path, f"/etc/{name}"):
+                    names.add(name)
 
     def _config(
         self, root: DriverRoot, row: driver_table.Row, path: str, container_path: str
@@ -129,7 +131,7 @@ class Finder:
                     self._config(root, row, path, path)
 
     def xorg(self) -> None:
-        """Find each module of Xorg where it is first."""
+        """Find each Xorg module in the first directory that has it."""
         bases = search_paths.xorg(self._root, self._directories)
         for row in driver_table.XORGS:
             if not any(self._module(row, root, directory) for root, directory in bases):
@@ -138,12 +140,12 @@ class Finder:
     def _module(self, row: driver_table.Row, root: DriverRoot, directory: str) -> bool:
         plain = row.name if not row.suffixes else f"{row.name}.so"
         names = [f"{plain}.{self._version}", plain] if row.suffixes else [plain]
-        there = root.directory(directory)
-        for name in names if there else ():
+        opened = root.directory(directory)
+        for name in names if opened else ():
             path = f"{directory}/{name}"
-            if there and name in there.names and self._is_ours(root, path):
+            if opened and name in opened.names and self._is_ours(root, path):
                 real = root.locate(path) or path
-                # The name without a version may be all that alternatives link here.
+                # Alternatives may link only the name without a version here.
                 file = posixpath.basename(real) if row.suffixes else name
                 if not row.suffixes or file == names[0]:
                     self._add(root, row, real, f"{directory}/{file}")
@@ -160,39 +162,40 @@ class Finder:
     def firmware(self, kernel_release: str) -> None:
         """Find the firmware of the version."""
         for row in driver_table.FIRMWARES:
-            seen: set[str] = set()
+            real_paths: set[str] = set()
             for directory in search_paths.firmware(self._root, kernel_release):
                 for path in self._matching(self._root, directory, row.name):
                     real = self._file(self._root, path)
-                    if real and real not in seen:
-                        seen.add(real)
+                    if real and real not in real_paths:
+                        real_paths.add(real)
                         self._add(self._root, row, real, path)
 
     def sockets(self, mps_directory: str) -> None:
-        """Find the sockets of the driver's daemons, and the directory where MPS has its pipes.
+        """Find the sockets of the driver's daemons, and the pipe directory of MPS.
 
-        *mps_directory* is what the operator says, "" for the usual place.
+        *mps_directory* is the operator's setting, "" for the default.
         """
         for row in driver_table.SOCKETS:
             for run in _RUN:
-                found = self._root.special(f"{run}/{row.name}")
-                if found and stat.S_ISSOCK(found[1].st_mode):
-                    self._add(self._root, row, found[0], f"{run}/{row.name}")
+                special = self._root.special(f"{run}/{row.name}")
+                if special and stat.S_ISSOCK(special[1].st_mode):
+                    self._add(self._root, row, special[0], f"{run}/{row.name}")
                     break
         path = mps_directory or MPS_DIRECTORY
-        found = self._root.special(path)
-        if not found or not stat.S_ISDIR(found[1].st_mode):
+        special = self._root.special(path)
+        if not special or not stat.S_ISDIR(special[1].st_mode):
             return
-        if not mps_directory and found[1].st_uid not in (0, os.geteuid()):
-            # Anybody can make that directory.
+        if not mps_directory and special[1].st_uid not in (0, os.geteuid()):
+            # Any user can create that directory.
             self.problems.append(
-                f'"{self._root.host_path(path)}" is left out: it belongs to uid {found[1].st_uid}'
+                f'"{self._root.host_path(path)}" is left out: '
+                f"it belongs to uid {special[1].st_uid}"
             )
             return
-        self._add(self._root, driver_table.MPS, found[0], path)
+        self._add(self._root, driver_table.MPS, special[0], path)
 
     def _private(self, row: driver_table.Row) -> None:
-        """Add the file of *row* from where Debian keeps it, as its alternatives would link it."""
+        """Add *row*'s file from Debian's private directory, where alternatives would link it."""
         if row.private is None:
             return
         for root, libraries in self._directories:
@@ -221,10 +224,10 @@ class Finder:
             capability=row.capability if self._abi(name) in ("", self._native) else COMPAT32,
             links=tuple(f"{target}::{directory}/{link}" for target, _, link in links),
         )
-        self.found.setdefault((path, row.kind), file)
+        self.files.setdefault((path, row.kind), file)
 
     def _file(self, root: DriverRoot, path: str) -> str | None:
-        """Return the file that *path* leads to; None, with a problem, if it cannot be used."""
+        """Return the real path of the file *path*; None, with a problem, if it is unusable."""
         try:
             return root.file(path)
         except DiscoveryError as error:
@@ -232,17 +235,17 @@ class Finder:
             return None
 
     def _matching(self, root: DriverRoot, base: str, pattern: str) -> list[str]:
-        """Return the paths below *base* that match *pattern*, a pattern in its last part only."""
+        """Return the paths below *base* that match *pattern*; only its last part has wildcards."""
         parent, name = posixpath.split(pattern.replace(driver_table.VERSION, self._version))
         path = f"{base}/{parent}" if parent else base
         directory = root.directory(path or "/")
         if directory is None:
             return []
-        names = sorted(each for each in directory.names if driver_table.matches(each, name))
-        return [f"{path}/{each}" for each in names]
+        names = sorted(entry for entry in directory.names if driver_table.matches(entry, name))
+        return [f"{path}/{entry}" for entry in names]
 
     def _abi(self, name: str) -> str | None:
-        """Return the ABI that a file of this *name* is for: "" for any, None if it is not ours."""
+        """Return the ABI of the file *name*: "" for any, None if this host does not run it."""
         for mark, abi in driver_table.MACHINES.items():
             if f".{mark}." in name:
                 return abi if abi in search_paths.abis(self._native) else None

@@ -21,12 +21,12 @@ _WSL_LIBRARIES = "/usr/lib/wsl/lib"
 _TEGRA_RELEASE = "/etc/nv_tegra_release"
 _TEGRA_FAMILY = "/sys/devices/soc0/family"
 _MAX_FAMILY_BYTES = 256
-# In the names of GPUs that are part of a Tegra.
+# Parts of the names of GPUs that are part of a Tegra.
 _INTEGRATED = ("(nvgpu)", "NVIDIA Thor")
 
 
 def refuse_wsl(root: DriverRoot, dev: DevRoot) -> None:
-    """Raise ConfigError below the Windows Subsystem for Linux, which has no driver of its own."""
+    """Raise ConfigError on the Windows Subsystem for Linux, which has no driver of its own."""
     if not dev.exists("/dev/dxg"):
         return
     directories = (_WSL_LIBRARIES, *search_paths.library_candidates(root))
@@ -35,7 +35,7 @@ def refuse_wsl(root: DriverRoot, dev: DevRoot) -> None:
 
 
 def refuse_tegra(root: DriverRoot) -> None:
-    """Raise ConfigError if *root*, which is without an NVML, is that of a Tegra."""
+    """Raise ConfigError if *root*, which lacks NVML, is the driver root of a Tegra."""
     family = root.read(_TEGRA_FAMILY, _MAX_FAMILY_BYTES) or b""
     if root.locate(_TEGRA_RELEASE):
         raise _not_yet("csv", f'a Tegra, with "{root.host_path(_TEGRA_RELEASE)}" and no NVML')
@@ -50,8 +50,8 @@ def refuse_integrated(gpus: Iterable[Gpu]) -> None:
             raise _not_yet("csv", f'a Tegra, with the GPU "{gpu.name}"')
 
 
-def _not_yet(mode: str, what: str) -> ConfigError:
+def _not_yet(mode: str, platform: str) -> ConfigError:
     return ConfigError(
-        f'this machine is {what}: the discovery mode "{mode}" that it needs is not there yet',
+        f'this machine is {platform}: the discovery mode "{mode}" that it needs is not there yet',
         f'generate its spec with "nvidia-ctk cdi generate --mode {mode}"',
     )

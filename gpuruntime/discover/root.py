@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files below a driver root: located, checked and read at most once each.
 
-Every path is resolved inside the root, whose symlinks may be absolute. What is recorded is the
-file that a path resolves to, and only if nobody but its owner can change it. A root is read once:
-make another object to see what has changed.
+Every path is resolved inside the root, whose symlinks may be absolute. The file that a path
+resolves to is recorded, if only its owner can change it. A root is read once: make another object
+to see changes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpuruntime.trusted_files import may_trust, may_trust_entries
 
 # The audit event of each path that is looked up below a driver root; see sys.audit.
 LOOK = "gpuruntime.look"
-# What a CDI spec and the hook's arguments can say without a second meaning.
+# Paths without characters that are special in a CDI spec or in a hook's arguments.
 _CLEAN = re.compile(r"(?:/[A-Za-z0-9_.+~@-]+)+\Z")
 _KINDS = {
     stat.S_IFDIR: "a directory",
@@ -36,7 +36,7 @@ _KINDS = {
 
 
 def is_clean_host_path(path: str) -> bool:
-    """Return whether *path* is absolute, and of names that nothing in its way takes for more."""
+    """Return whether *path* is absolute and has no character with a special meaning."""
     return _CLEAN.match(path) is not None and not {".", ".."} & set(path.split("/"))
 
 
@@ -61,10 +61,10 @@ class Directory(Record):
 
 
 class DriverRoot:
-    """A driver root: the host path it has, and the `Root` to resolve below it."""
+    """A driver root: its host path, and the `Root` that resolves paths below it."""
 
     def __init__(self, path: str) -> None:
-        """Open *path*; raise DiscoveryError if it is no directory, or another user's."""
+        """Open *path*; raise DiscoveryError if it is not a directory, or is another user's."""
         hint = (
             'name the directory where the driver is installed with "--driver-root", or as '
             '"nvidia-container-cli.root" in config.toml'
@@ -82,7 +82,7 @@ class DriverRoot:
         status = os.fstat(self.root.fd)
         if not may_trust(status):
             raise self._changeable("", status)
-        # Kept for search_paths, which reads them from this root's files.
+        # Set by search_paths, which reads it from this root's files.
         self.loader_directories: list[str] | None = None
         self._directories: dict[str, Directory | None] = {}
         self._files: dict[str, str | DiscoveryError | None] = {}
@@ -92,7 +92,7 @@ class DriverRoot:
         self._host: DriverRoot | None = None
 
     def __del__(self) -> None:
-        """Close the root: nobody else has it, and there may be many in one process."""
+        """Close the root, because one process may open many."""
         root = getattr(self, "root", None)
         if root is not None:
             root.close()
@@ -107,9 +107,9 @@ class DriverRoot:
         return self._host
 
     def around(self, host_path: str) -> tuple[DriverRoot, str]:
-        """Return the root to resolve *host_path* in, and the path in it.
+        """Return the root to resolve *host_path* in, and the path in that root.
 
-        That is this root if the path is below it, else the host's.
+        It is this root if the path is below it, else the host's.
         """
         host_path = normal(os.path.abspath(host_path))
         if self.path != "/" and f"{host_path}/".startswith(f"{self.path}/"):
@@ -135,12 +135,12 @@ class DriverRoot:
         try:
             status = os.fstat(fd)
             place = status.st_dev, status.st_ino
-            known = self._by_place.get(place)
-            if known is None:
-                known = Directory(self, self._below(fd), frozenset(os.listdir(fd)))
-                self._by_place[place] = known
-                self._is_safe[known.path] = may_trust_entries(status)
-            return known
+            directory = self._by_place.get(place)
+            if directory is None:
+                directory = Directory(self, self._below(fd), frozenset(os.listdir(fd)))
+                self._by_place[place] = directory
+                self._is_safe[directory.path] = may_trust_entries(status)
+            return directory
         finally:
             os.close(fd)
 
@@ -152,10 +152,10 @@ class DriverRoot:
             return None
 
     def file(self, path: str) -> str | None:
-        """Return the path of the file that *path* leads to, None if there is nothing.
+        """Return the path of the file that *path* leads to, None if it does not exist.
 
-        Raises DiscoveryError, which names it, for what is no regular file of this root that only
-        its owner can change.
+        Raises DiscoveryError, which names the file, unless it is a regular file of this root that
+        only its owner can change.
         """
         if path not in self._files:
             try:
@@ -177,9 +177,9 @@ class DriverRoot:
             os.close(fd)
 
     def library(self, path: str) -> tuple[str, elf.Elf]:
-        """Return the path of the library that *path* leads to, and what it says of itself.
+        """Return the path of the library that *path* leads to, and its ELF data.
 
-        Raises DiscoveryError as `file` does, for what is not there, and for what is no library.
+        Raises DiscoveryError if the file is missing or is not a library, and as `file` does.
         """
         fd = self._open(path)
         if fd is None:
@@ -191,7 +191,7 @@ class DriverRoot:
                     self._elves[real] = elf.read(file)
         except elf.ElfError as error:
             raise DiscoveryError(
-                f'"{self.host_path(path)}" is no library that can be used: {error}',
+                f'"{self.host_path(path)}" is not a usable library: {error}',
                 remedies.REINSTALL_DRIVER,
             ) from error
         except OSError as error:
@@ -201,7 +201,7 @@ class DriverRoot:
         return real, self._elves[real]
 
     def read(self, path: str, max_bytes: int) -> bytes | None:
-        """Return the content of the regular file *path*; None if it cannot be had."""
+        """Return the content of the regular file *path*; None if it cannot be read."""
         sys.audit(LOOK, self.host_path(path))
         try:
             fd = self.root.open_path(path)
@@ -215,9 +215,9 @@ class DriverRoot:
             os.close(fd)
 
     def special(self, path: str) -> tuple[str, os.stat_result] | None:
-        """Return (path, status) of the socket or directory *path* itself; None if it is none.
+        """Return (path, status) of *path* itself, a socket or directory; None if it is neither.
 
-        Never what a link leads to: in /tmp, anybody can make one.
+        A symlink is never followed: in /tmp, any user can create one.
         """
         directory, _, name = path.rpartition("/")
         try:
@@ -242,14 +242,14 @@ class DriverRoot:
         return None
 
     def is_executable(self, path: str) -> bool:
-        """Return whether the file *path* is a program."""
+        """Return whether the file *path* is executable."""
         try:
             return bool(self._status(path).st_mode & 0o111)
         except DiscoveryError:
             return False
 
     def _open(self, path: str) -> int | None:
-        """Return an O_PATH descriptor of what *path* leads to; None if there is nothing."""
+        """Return an O_PATH descriptor of the file that *path* leads to; None if it is missing."""
         sys.audit(LOOK, self.host_path(path))
         try:
             return self.root.open_path(path)
@@ -257,11 +257,13 @@ class DriverRoot:
             if error.errno in (errno.ENOENT, errno.ENOTDIR) and not self.is_link(path):
                 return None
             if error.errno == errno.ENOENT:
-                raise self._refused(path, "is a link that leads nowhere in this root") from error
+                raise self._refused(
+                    path, "is a symlink whose target does not exist in this root"
+                ) from error
             raise self._refused(path, f"cannot be opened: {error.strerror}") from error
 
     def is_link(self, path: str) -> bool:
-        """Return whether *path* itself is a link."""
+        """Return whether *path* itself is a symlink."""
         directory, _, name = path.rpartition("/")
         try:
             fd = self.root.open_directory(directory)
@@ -278,7 +280,9 @@ class DriverRoot:
         status = os.fstat(fd)
         kind = stat.S_IFMT(status.st_mode)
         if kind != stat.S_IFREG:
-            raise self._refused(path, f"is {_KINDS.get(kind, 'something')}, not a file")
+            raise self._refused(
+                path, f"is {_KINDS.get(kind, 'a special file')}, not a regular file"
+            )
         real = self._below(fd)
         if not is_clean_host_path(real) or status.st_nlink == 0:
             raise self._refused(path, f'leads to "{real}", which cannot be named in a spec')

@@ -22,7 +22,7 @@ MAX_CONF_FILES = 200
 NVML_NAME = "libnvidia-ml.so.1"
 CUDA_NAME = "libcuda.so.1"
 _ABI_OF_MACHINE = {"x86_64": "x86-64", "aarch64": "aarch64"}
-# An ABI and those that its machines can run, 64 bit first.
+# Each ABI and the ABIs that its machines can run, 64-bit first.
 ABIS = {
     "x86-64": ("x86-64", "i386"),
     "aarch64": ("aarch64", "arm-hard-float", "arm-soft-float"),
@@ -31,7 +31,7 @@ _TRIPLETS = {
     "x86-64": ("x86_64-linux-gnu", "i386-linux-gnu"),
     "aarch64": ("aarch64-linux-gnu", "arm-linux-gnueabihf"),
 }
-# Where distributions put libraries, behind what the loader's own files name. T: each triplet.
+# Library directories of distributions, after those that the loader's files name. T: each triplet.
 _LIBRARIES = (
     "/usr/lib64",
     "/usr/lib/T",
@@ -47,7 +47,7 @@ _LIBRARIES = (
     "/usr/lib/nvidia",
     "/usr/local/lib64",
     "/usr/local/lib",
-    "/usr/X11R6/lib64",  # SUSE, long ago
+    "/usr/X11R6/lib64",  # old SUSE releases
     "/usr/X11R6/lib",
     "/usr/local/glibc/lib",  # Talos
     "/usr/local/glibc/usr/lib",
@@ -56,12 +56,12 @@ _LIBRARIES = (
     "/",
 )
 _LIBRARY_DIRECTORY = re.compile(r"lib(32|64|x32)?\Z")
-# Where the PATH of an image finds programs.
+# The usual PATH of an image.
 IMAGE_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
-# Where that of a host does; the last is of NixOS.
+# The usual PATH of a host; the last directory is NixOS's.
 BINARIES = (*IMAGE_PATH, "/opt/bin", "/run/current-system/sw/bin")
 _DATA = ("/usr/local/share", "/usr/share")
-# Below /sys.
+# The kernel's setting, below /sys.
 FIRMWARE_PATH = "/module/firmware_class/parameters/path"
 _NIXOS_DATA = "/run/opengl-driver/share"
 
@@ -72,38 +72,41 @@ def native_abi() -> str:
 
 
 def abis(native: str) -> tuple[str, ...]:
-    """Return the ABIs that a machine of ABI *native* runs, that one first."""
+    """Return the ABIs that a machine of ABI *native* runs, *native* first."""
     return ABIS.get(native, (native,))
 
 
 def libraries(
     root: DriverRoot, search_path: Sequence[str] = (), native: str = ""
 ) -> list[Directory]:
-    """Return the directories there are to look for libraries in, in order, each once.
+    """Return the existing library directories, in the order of the search, each once.
 
-    *search_path*, host paths, is in place of the usual ones. Where the well-known libraries are
-    links, the directories that they lead to come next. Raises DiscoveryError.
+    *search_path*, host paths, replaces the usual ones. A directory in which the well-known
+    libraries are symlinks is followed by the directories of their targets. Raises DiscoveryError.
     """
-    found: dict[tuple[str, str], Directory] = {}
+    directories: dict[tuple[str, str], Directory] = {}
     for base, path in _library_candidates(root, search_path, native):
         directory = base.directory(path)
         if directory is None:
             continue
-        found.setdefault((base.path, directory.path), directory)
+        directories.setdefault((base.path, directory.path), directory)
         for name in (CUDA_NAME, NVML_NAME):
             if name in directory.names:
                 real = base.locate(directory.join(name))
-                led = base.directory(posixpath.dirname(real)) if real else None
-                if led is not None:
-                    found.setdefault((base.path, led.path), led)
+                resolved = base.directory(posixpath.dirname(real)) if real else None
+                if resolved is not None:
+                    directories.setdefault((base.path, resolved.path), resolved)
         vdpau = base.directory(directory.join("vdpau")) if "vdpau" in directory.names else None
         if vdpau is not None:
-            found.setdefault((base.path, vdpau.path), vdpau)
-    return list(found.values())
+            directories.setdefault((base.path, vdpau.path), vdpau)
+    return list(directories.values())
 
 
 def library_candidates(root: DriverRoot, native: str = "") -> list[str]:
-    """Return where libraries can be: the loader's directories, then the known; there or not."""
+    """Return where libraries can be: the loader's directories, then the usual ones.
+
+    The directories need not exist.
+    """
     if root.loader_directories is None:
         root.loader_directories = [*_cached(root), *_configured(root, "/etc/ld.so.conf", set())]
     return list(dict.fromkeys([*root.loader_directories, *_known(native or native_abi())]))
@@ -127,16 +130,16 @@ def _known(native: str) -> Iterable[str]:
 
 
 def _cached(root: DriverRoot) -> list[str]:
-    """Return where the root's own ld.so.cache, if it has one, has libraries of the driver."""
+    """Return the directories of the driver's libraries in the root's ld.so.cache, if any."""
     data = root.read("/etc/ld.so.cache", MAX_CACHE_BYTES)
     try:
         entries = ldcache_merge.parse(data, is_drivers) if data else []
     except LdcacheError:
-        # Of an old format or another byte order: what looks like a path in it is worth a look.
-        known = tuple(f"/{name}".encode() for name in (CUDA_NAME, NVML_NAME))
-        paths = [text for text in (data or b"").split(b"\0") if text.endswith(known)]
-        found = [os.fsdecode(path[path.index(b"/") :]) for path in paths]
-        return [posixpath.dirname(path) for path in found]
+        # An old format or another byte order: use every string that looks like a library's path.
+        names = tuple(f"/{name}".encode() for name in (CUDA_NAME, NVML_NAME))
+        paths = [text for text in (data or b"").split(b"\0") if text.endswith(names)]
+        host_paths = [os.fsdecode(path[path.index(b"/") :]) for path in paths]
+        return [posixpath.dirname(path) for path in host_paths]
     return [posixpath.dirname(row[1]) for row in entries]
 
 
@@ -145,54 +148,54 @@ def is_drivers(name: str) -> bool:
     return "nvidia" in name or name.startswith(("libcuda.so", "libcudadebugger", "libnvoptix"))
 
 
-def _configured(root: DriverRoot, path: str, seen: set[str]) -> list[str]:
-    """Return the directories that the ld.so.conf *path* and what it includes name.
+def _configured(root: DriverRoot, path: str, files: set[str]) -> list[str]:
+    """Return the directories that the ld.so.conf *path* and its included files name.
 
-    Each file is read once: includes may go round, or come to more than there are files. *seen*
-    gets the files, and the directories in which others can be included.
+    Each file is read once, because includes may form a cycle. The paths of the files read, and of
+    the directories that include patterns search, are added to *files*.
     """
-    if path in seen or len(seen) > MAX_CONF_FILES:
+    if path in files or len(files) > MAX_CONF_FILES:
         return []
-    seen.add(path)
+    files.add(path)
     data = root.read(path, MAX_CONF_BYTES)
-    found: list[str] = []
+    directories: list[str] = []
     for line in (data or b"").decode("utf-8", "surrogateescape").splitlines():
         words = line.partition("#")[0].split()
         if not words or words[0] == "hwcap":
             continue
         if words[0] != "include":
-            # A directory, behind which old files have "=TYPE".
-            found.append(words[0].partition("=")[0].rstrip("/") or "/")
+            # A directory; old files append "=TYPE" to it.
+            directories.append(words[0].partition("=")[0].rstrip("/") or "/")
         else:
             for word in words[1:]:
                 pattern = posixpath.join(posixpath.dirname(path), word)
                 for included in _matching(root, pattern):
-                    found += _configured(root, included, seen)
-                seen.add(posixpath.dirname(pattern) if "*" in pattern else pattern)
-    return [path for path in found if path.startswith("/")]
+                    directories += _configured(root, included, files)
+                files.add(posixpath.dirname(pattern) if "*" in pattern else pattern)
+    return [path for path in directories if path.startswith("/")]
 
 
 def programs_beside(libraries: str) -> list[str]:
-    """Return where a driver with its *libraries* in that directory can have its programs.
+    """Return where a driver can have its programs if its libraries are in *libraries*.
 
-    That is "bin" beside "lib", "lib64" and the like, or else beside the directory, or in it. None
-    of BINARIES is returned.
+    That is "bin" beside "lib", "lib64" or similar; without one, the directory itself and "bin"
+    beside it. No directory of BINARIES is returned.
     """
     prefix = libraries
     while prefix not in ("", "/") and not _LIBRARY_DIRECTORY.match(posixpath.basename(prefix)):
         prefix = posixpath.dirname(prefix)
     if prefix in ("", "/"):
-        found = [libraries, posixpath.join(posixpath.dirname(libraries), "bin")]
+        candidates = [libraries, posixpath.join(posixpath.dirname(libraries), "bin")]
     else:
-        found = [posixpath.join(posixpath.dirname(prefix), "bin")]
-    return [path for path in found if path != "/" and path not in BINARIES]
+        candidates = [posixpath.join(posixpath.dirname(prefix), "bin")]
+    return [path for path in candidates if path != "/" and path not in BINARIES]
 
 
 def loader_configuration(root: DriverRoot) -> list[str]:
-    """Return the files that say where the loader looks, and the directories that can have more."""
-    found: set[str] = set()
-    _configured(root, "/etc/ld.so.conf", found)
-    return sorted(found)
+    """Return the files that configure the loader's search, and the directories of drop-ins."""
+    files: set[str] = set()
+    _configured(root, "/etc/ld.so.conf", files)
+    return sorted(files)
 
 
 def _matching(root: DriverRoot, pattern: str) -> list[str]:
@@ -208,26 +211,28 @@ def configurations(
 ) -> list[tuple[DriverRoot, str]]:
     """Return the directories of configuration and data; *data_dirs* is XDG_DATA_DIRS.
 
-    *search_path*, host paths, is in place of the usual ones. Raises DiscoveryError.
+    *search_path*, host paths, replaces the usual ones. Raises DiscoveryError.
     """
     if search_path:
         return [root.around(path) for path in search_path]
-    given = [normal(path) for path in data_dirs.split(":") if path.startswith("/")]
-    return [(root, path) for path in dict.fromkeys(["/etc", *given, *_DATA, _NIXOS_DATA])]
+    xdg_directories = [normal(path) for path in data_dirs.split(":") if path.startswith("/")]
+    return [
+        (root, path) for path in dict.fromkeys(["/etc", *xdg_directories, *_DATA, _NIXOS_DATA])
+    ]
 
 
 def xorg(
     root: DriverRoot, libraries: Iterable[tuple[DriverRoot, str]]
 ) -> list[tuple[DriverRoot, str]]:
-    """Return where modules of Xorg can be, *libraries* being the directories of those."""
+    """Return where Xorg modules can be; *libraries* are the directories of libraries."""
     modules = ("drivers", "extensions", "updates/drivers", "updates/extensions")
-    found = []
+    directories = []
     for base, directory in libraries:
-        found.append((base, f"{directory}/nvidia/xorg"))
-        found += [(base, f"{directory}/xorg/modules/{module}") for module in modules]
+        directories.append((base, f"{directory}/nvidia/xorg"))
+        directories += [(base, f"{directory}/xorg/modules/{module}") for module in modules]
     for prefix in ("/usr/lib/xorg", "/usr/lib64/xorg", "/usr/X11R6/lib", "/usr/X11R6/lib64"):
-        found += [(root, f"{prefix}/modules/{module}") for module in modules]
-    return list(dict.fromkeys(found))
+        directories += [(root, f"{prefix}/modules/{module}") for module in modules]
+    return list(dict.fromkeys(directories))
 
 
 def firmware(root: DriverRoot, kernel_release: str) -> list[str]:
@@ -237,7 +242,7 @@ def firmware(root: DriverRoot, kernel_release: str) -> list[str]:
         parameter = root.host.read(f"/sys{FIRMWARE_PATH}", MAX_CONF_BYTES) or b""
     path = parameter.decode("utf-8", "surrogateescape").strip()
     if root.path != "/" and path.startswith(f"{root.path}/"):
-        # A driver container has told the host's kernel to look in it.
+        # A driver container has set its own root in the host's kernel.
         path = path[len(root.path) :]
     releases = ("updates/" + kernel_release, "updates", kernel_release, "")
     usual = [

@@ -30,7 +30,7 @@ __all__ = [
     "variables",
 ]
 
-# Where else a driver can be; what is found there is only told.
+# Other places for a driver; one in them is only mentioned in a hint.
 WELL_KNOWN_ROOTS = (
     "/",
     "/run/nvidia/driver",
@@ -40,12 +40,12 @@ WELL_KNOWN_ROOTS = (
     "/run/opengl-driver",
 )
 
-# What of the environment says where files are.
+# The environment variables that name directories of files.
 VARIABLES = ("XDG_DATA_DIRS", "CUDA_MPS_PIPE_DIRECTORY")
 
 
 def library_directories(root: DriverRoot) -> list[str]:
-    """Return where to look for driver libraries: the loader's directories, then the known."""
+    """Return where driver libraries can be: the loader's directories, then the usual ones."""
     return search_paths.library_candidates(root)
 
 
@@ -58,28 +58,28 @@ def find_nvml(
 ) -> str:
     """Return the host path of NVML below *root*, in the version of the loaded module.
 
-    Raises DriverError if there is none, with the one of *elsewhere* that has it, and
-    DiscoveryError if it is of another version than the module, or cannot be used.
+    Raises DriverError if it is missing, with a hint at the first of *elsewhere* that has it, or if
+    its version differs from the module's; DiscoveryError if it cannot be used.
     """
     native = native or native_abi()
     directories = search_paths.libraries(root, library_search_path, native)
-    found, refused = _nvmls(directories, native)
-    if not found:
+    host_paths, refused = _nvmls(directories, native)
+    if not host_paths:
         if refused:
             raise refused[0]
         raise _no_driver(root, directories, native, elsewhere)
     loaded = user_space_version.of_module(root) or user_space_version.of_module(root.host)
-    for path in found:
+    for path in host_paths:
         if not loaded or of_name(path) in ("", loaded):
             return path
-    raise user_space_version.mismatch(root, loaded, dict.fromkeys(map(of_name, found)))
+    raise user_space_version.mismatch(root, loaded, dict.fromkeys(map(of_name, host_paths)))
 
 
 def _nvmls(
     directories: Sequence[Directory], native: str
 ) -> tuple[list[str], list[DiscoveryError]]:
-    """Return the host paths of NVMLs for *native*, the one in use first, and others' errors."""
-    found: dict[str, None] = {}
+    """Return the host paths of NVMLs for *native*, the one in use first, and errors."""
+    host_paths: dict[str, None] = {}
     refused = []
     start = NVML_NAME.partition(".so.")[0] + ".so."
     by_name = [
@@ -102,14 +102,14 @@ def _nvmls(
                 )
             )
         elif elf.soname in (NVML_NAME, None):
-            found[host_path] = None
-    return list(found), refused
+            host_paths[host_path] = None
+    return list(host_paths), refused
 
 
 def _no_driver(
     root: DriverRoot, directories: Sequence[Directory], native: str, elsewhere: Sequence[str]
 ) -> DriverError:
-    """Return the error that there is no driver below *root*, but maybe somewhere else."""
+    """Return the error for a *root* without a driver, with a hint at another place."""
     searched = ", ".join(directory.path for directory in directories) or "none is there"
     message = (
         f'no "{NVML_NAME}" below the driver root "{root.path}"; directories searched: {searched}'
@@ -138,7 +138,7 @@ def _other_root(root: DriverRoot, path: str) -> DriverRoot | None:
 
 
 def variables() -> dict[str, str]:
-    """Return what the environment says about VARIABLES."""
+    """Return the values of VARIABLES, "" for one that is not set."""
     return {name: os.environ.get(name, "") for name in VARIABLES}
 
 
@@ -153,12 +153,13 @@ def find_driver(
     elsewhere: Sequence[str] = WELL_KNOWN_ROOTS,
     environment: bool = True,
 ) -> Driver:
-    """Return the driver below *root*, in *driver_version*, which NVML says.
+    """Return the driver below *root* of *driver_version*, the version that NVML reports.
 
-    Without it, in the version of the loaded module, as *root* shows it, or else of the libraries
-    in use. For every capability, and for all programs that a machine of ABI *native* runs, by
-    default this one. Search paths are host paths, in place of the usual directories. With
-    *environment*, its VARIABLES add more places. Raises DiscoveryError and DriverError.
+    Without *driver_version*, the version is that of the loaded module as *root* shows it, or else
+    of the libraries in use. The result has the files of every capability, and of all ABIs that a
+    machine of ABI *native* runs, by default this machine. Search paths are host paths and replace
+    the usual directories. With *environment*, VARIABLES add directories. Raises DiscoveryError
+    and DriverError.
     """
     native = native or native_abi()
     directories = search_paths.libraries(root, library_search_path, native)
@@ -166,42 +167,48 @@ def find_driver(
         chosen = user_space_version.choose(root, directories)
         if not chosen and any(NVML_NAME in directory.names for directory in directories):
             raise DiscoveryError(
-                f'the version of the driver below the driver root "{root.path}" cannot be told: '
-                "no module is loaded, and no library has it in its name",
+                f'cannot determine the version of the driver below the driver root "{root.path}": '
+                "no module is loaded, and no library name contains the version",
                 "install the driver's libraries under their versioned names",
             )
         if not chosen:
             raise _no_driver(root, directories, native, elsewhere)
     else:
         chosen = user_space_version.checked(driver_version)
-    found, problems = libraries.find(root, directories, chosen, native)
-    finder = Finder(root, chosen, native, found)
+    driver_libraries, problems = libraries.find(root, directories, chosen, native)
+    finder = Finder(root, chosen, native, driver_libraries)
     finder.binaries()
-    said = variables() if environment else dict.fromkeys(VARIABLES, "")
-    finder.configurations(config_search_path, said["XDG_DATA_DIRS"])
+    settings = variables() if environment else dict.fromkeys(VARIABLES, "")
+    finder.configurations(config_search_path, settings["XDG_DATA_DIRS"])
     finder.data()
     finder.xorg()
     finder.firmware(kernel_release or os.uname().release)
-    finder.sockets(said["CUDA_MPS_PIPE_DIRECTORY"])
-    files = [finder.found[key] for key in sorted(finder.found)]
+    finder.sockets(settings["CUDA_MPS_PIPE_DIRECTORY"])
+    files = [finder.files[key] for key in sorted(finder.files)]
     return Driver(
         version=chosen,
-        libraries=tuple(found),
+        libraries=tuple(driver_libraries),
         files=tuple(files),
         problems=tuple(
-            dict.fromkeys([*problems, *finder.problems, *_without_icd(found, files, native)])
+            dict.fromkeys(
+                [*problems, *finder.problems, *_without_icd(driver_libraries, files, native)]
+            )
         ),
     )
 
 
-def _without_icd(found: Sequence[Library], files: Sequence[File], native: str) -> list[str]:
-    """Return sentences about libraries of graphics that no loader will find."""
+def _without_icd(
+    all_libraries: Sequence[Library], files: Sequence[File], native: str
+) -> list[str]:
+    """Return sentences about graphics libraries that no API loader will find."""
     problems = []
     for soname, directory, api in (
         ("libGLX_nvidia.so.0", "/vulkan/icd.d/", "Vulkan"),
         ("libEGL_nvidia.so.0", "/glvnd/egl_vendor.d/", "EGL"),
     ):
-        library = next((lib for lib in found if (lib.soname, lib.abi) == (soname, native)), None)
+        library = next(
+            (lib for lib in all_libraries if (lib.soname, lib.abi) == (soname, native)), None
+        )
         if library and not any(directory in file.container_path for file in files):
             problems.append(
                 f'"{library.host_path}" is there, but no "*nvidia*.json" in a directory '

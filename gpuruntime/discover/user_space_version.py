@@ -25,7 +25,7 @@ def of_module(root: DriverRoot) -> str:
 
 
 def checked(version: str) -> str:
-    """Return *version*, which somebody else says; raise DriverError if it is none."""
+    """Return *version*; raise DriverError if it is not a driver version."""
     if VERSION.match(version):
         return version
     raise DriverError(
@@ -36,8 +36,8 @@ def checked(version: str) -> str:
 def installed(directories: Iterable[Directory]) -> list[str]:
     """Return the versions of the drivers in *directories*, the one in use first.
 
-    That is the one to which the SONAME link of libcuda leads, or else that of NVML; others follow
-    from new to old.
+    The version in use is the target of the SONAME symlink of libcuda, or else of NVML. The others
+    follow, newest first.
     """
     directories = list(directories)
     linked, named = [], []
@@ -55,23 +55,23 @@ def installed(directories: Iterable[Directory]) -> list[str]:
 
 
 def choose(root: DriverRoot, directories: Sequence[Directory]) -> str:
-    """Return the version of the driver below *root* that the loaded module goes with.
+    """Return the version of the driver below *root* that matches the loaded module.
 
-    Without a module, the one in use; "" if there is no driver. Raises DriverError, with both
-    versions, if the module's is not there.
+    Without a module it is the version in use; "" if there is no driver. Raises DriverError, with
+    both versions, if no installed driver matches the module.
     """
-    there = installed(directories)
+    versions = installed(directories)
     module = of_module(root)
-    if not there or not module:
-        return there[0] if there else ""
-    if module not in there:
-        raise mismatch(root, module, there)
+    if not versions or not module:
+        return versions[0] if versions else ""
+    if module not in versions:
+        raise mismatch(root, module, versions)
     return module
 
 
-def mismatch(root: DriverRoot, loaded: str, there: Iterable[str]) -> DriverError:
-    """Return the error that driver *loaded* has no files below *root*, but others have."""
-    versions = list(there)
+def mismatch(root: DriverRoot, loaded: str, installed_versions: Iterable[str]) -> DriverError:
+    """Return the error that *root* has only files of other drivers than the *loaded* one."""
+    versions = list(installed_versions)
     return DriverError(
         f"driver {loaded} is loaded, but the libraries below the driver root "
         f'"{root.path}" are of {", ".join(versions)}',

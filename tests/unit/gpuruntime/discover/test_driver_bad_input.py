@@ -87,13 +87,13 @@ def _other_soname(file: Path) -> None:
 
 
 WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
-    "directory": (_directory, "is a directory, not a file"),
-    "fifo": (_fifo, "is a FIFO, not a file"),
-    "empty": (_empty, "is no library that can be used"),
-    "truncated": (_truncated, "is no library that can be used"),
-    "text": (_text, "is no library that can be used"),
-    "link out of the root": (_outside, "leads nowhere in this root"),
-    "absolute link out of the root": (_absolute_outside, "leads nowhere in this root"),
+    "directory": (_directory, "is a directory, not a regular file"),
+    "fifo": (_fifo, "is a FIFO, not a regular file"),
+    "empty": (_empty, "is not a usable library"),
+    "truncated": (_truncated, "is not a usable library"),
+    "text": (_text, "is not a usable library"),
+    "link out of the root": (_outside, "target does not exist in this root"),
+    "absolute link out of the root": (_absolute_outside, "target does not exist in this root"),
     "loop": (_loop, "cannot be opened"),
     "writable by its group": (_group_writable, "mode 0664: users other than root can change it"),
     "writable by others": (_other_writable, "mode 0646: users other than root can change it"),
@@ -134,7 +134,7 @@ def test_an_optional_library_is_left_out_and_told(wrong: str, tree: Tree) -> Non
     problem, needed = driver.problems
     assert str(file) in problem
     assert reason in problem
-    assert f'"{OPTIONAL}.so.1" is not there' in needed
+    assert f'"{OPTIONAL}.so.1" is missing' in needed
 
 
 @pytest.mark.parametrize("wrong", [name for name in WRONG if name != "odd SONAME"])

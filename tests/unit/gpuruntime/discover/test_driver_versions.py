@@ -153,9 +153,9 @@ def test_what_only_another_driver_has_is_left_out_and_told(tree: Tree) -> None:
     driver = found(tree)
     assert versions(driver) == {VERSION}
     needed, problem = driver.problems
-    assert "is not there, which" in needed
+    assert "is missing, which" in needed
     assert problem == (
-        f"left out, for they are not of driver {VERSION}: {ptx.file(OTHER)} in "
+        f"left out, because they are not of driver {VERSION}: {ptx.file(OTHER)} in "
         f'"{tree.path}{LIBRARIES}"'
     )
 
@@ -190,7 +190,7 @@ def test_a_library_that_another_needs_is_missed(tree: Tree) -> None:
     )
     place = f"{tree.path}{LIBRARIES}"
     assert list(found(tree).problems) == [
-        f'"{name}.so.{VERSION}" is not there, which "{place}/{needs}.so.{VERSION}" needs{more}'
+        f'"{name}.so.{VERSION}" is missing, which "{place}/{needs}.so.{VERSION}" needs{more}'
         for name, needs, more in (
             ("libnvidia-glsi", "libnvidia-eglcore", ""),
             ("libnvidia-gpucomp", "libnvidia-eglcore", ""),
