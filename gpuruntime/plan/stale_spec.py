@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check that a CDI spec's edits are for the driver that is loaded now.
+"""Check that the edits of a CDI spec match the loaded driver.
 
-On the start path; reads only. A spec can outlive the driver that it was made for: a container with
-the old libraries and the new module fails in ways that are hard to understand.
+On the start path; reads only. A spec can outlive the driver that it was generated for. A container
+with the old libraries and the new module fails in ways that are hard to diagnose.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ if TYPE_CHECKING:
 
 MODULE = "/proc/driver/nvidia/version"
 _VERSIONED = ("libcuda.so.", "libnvidia-ml.so.")
-# The incumbent's, as it wrote them without env up to 1.17.7. Ours drops whatever it is given.
-_PROGRAMS = ("nvidia-ctk", "nvidia-cdi-hook")
-# The incumbent's installer moves a program there, and puts a script in its place.
-_MOVED = ".real"
+# The incumbent's hooks, which its specs list without env up to 1.17.7. Our hook clears its
+# environment.
+_INCUMBENT_PROGRAMS = ("nvidia-ctk", "nvidia-cdi-hook")
+# The incumbent's installer renames a program with this suffix and installs a script in its place.
+_MOVED_SUFFIX = ".real"
 
 
 def check(edits: Edits, module: str = MODULE) -> None:
-    """Raise SpecError if *edits* mount a file that is gone, or one of another driver version.
+    """Raise SpecError if *edits* mount a missing file, or a file of another driver version.
 
-    It is also raised if a hook of theirs would get the environment of the image (CVE-2025-23266).
-    *module* is where the loaded module says its version; if it does not, only files count. The
-    error has no hint: the caller knows which spec to write again.
+    It is also raised if a hook of *edits* would get the image's environment (CVE-2025-23266). The
+    file *module* has the version of the loaded module; without it, versions are not compared. The
+    error has no hint: the caller knows which spec must be regenerated.
     """
     loaded = _loaded(module)
     for mount in edits.get("mounts") or ():
@@ -45,19 +46,19 @@ def check(edits: Edits, module: str = MODULE) -> None:
                 f'the CDI spec is stale: it mounts "{path}", the loaded driver is {loaded}'
             )
         if not os.path.exists(path):
-            raise SpecError(f'the CDI spec is stale: it mounts "{path}", which is gone')
+            raise SpecError(f'the CDI spec is stale: it mounts "{path}", which does not exist')
     for hook in edits.get("hooks") or ():
-        if _is_of_old(hook) and hook["hookName"] in WITH_IMAGE and not hook.get("env"):
+        if _is_incumbent_hook(hook) and hook["hookName"] in WITH_IMAGE and not hook.get("env"):
             raise SpecError(
                 f'the CDI spec is stale: its hook "{hook["path"]}" has no env, and may be given '
                 "the variables of the image"
             )
 
 
-def _is_of_old(hook: Hook) -> bool:
-    """Return whether *hook* is the incumbent's, by its program or by how that is called."""
+def _is_incumbent_hook(hook: Hook) -> bool:
+    """Return whether *hook* is the incumbent's, by its path or by its argv[0]."""
     names = [os.path.basename(word) for word in (hook["path"], *(hook.get("args") or ())[:1])]
-    return any(name.removesuffix(_MOVED) in _PROGRAMS for name in names)
+    return any(name.removesuffix(_MOVED_SUFFIX) in _INCUMBENT_PROGRAMS for name in names)
 
 
 def _loaded(module: str) -> str:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The error for a device node that a container is to get and the host does not have.
+"""Describe the failure for a requested device node that the host does not have.
 
-Loaded only when a create fails; reads only. The action depends on where the node comes from: the
-driver's own node has to be made, a CDI spec of another state of the host has to be written again.
+Loaded only when a create fails; reads only. The hint depends on the origin of the node: a node of
+the driver must be created, a CDI spec of an earlier state of the host must be regenerated.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def error(
 def _action(
     node: DeviceNode, request: Request, config: Config, read_specs: Callable[[], Registry]
 ) -> str:
-    """Return what makes *node* usable for a container."""
+    """Return the hint: the action that makes *node* usable for a container."""
     path, host, root = _host_path(node), remedies.LiveHost(), config.driver_root
     exists = os.path.lexists(path)
     if exists and (request.is_automatic or not node.get("major")):
