@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An inventory → the container edits that give a container its driver and GPUs; pure.
+"""Compute the container edits that give a container the driver and GPUs; pure.
 
 On the start path. There are two styles of hooks: one hook that does every step, the default, or
 one hook for each step, for tools that expect to find the incumbent's hooks in a spec.
@@ -27,7 +27,7 @@ LIBRARY_DIRECTORIES = "NVIDIA_CTK_LIBCUDA_DIR"
 # image's environment (CVE-2025-23266).
 HOOK_ENV = ("GPURUNTIME_HOOK=1",)
 HOOK_TIMEOUT_S = 30
-# The hook ends itself after so long, unless it is told otherwise, within a limit.
+# The default deadline of the hook, and the largest that it accepts.
 HOOK_DEADLINE_S, MAX_HOOK_DEADLINE_S = 10, 600
 _TIMEOUT_AFTER_S = 20
 MOUNT_OPTIONS = ("ro", "nosuid", "nodev", "rbind", "rprivate")
@@ -40,7 +40,7 @@ PARAMS = "disable-device-node-modification"
 PROFILE = "update-application-profile"
 CHMOD = "chmod"
 ALL_HOOKS = "all"
-# In the order in which they are to run.
+# In the order in which they must run.
 HOOKS = (LINKS, COMPAT, LDCACHE, PARAMS, PROFILE, CHMOD)
 _CHMOD_DIRECTORIES = ("/dev/dri", "/dev/nvidia-caps")
 _CHMOD_MODE = "755"
@@ -49,13 +49,13 @@ _SEPARATE_ONLY = ("nvidia-cdi-hook", "nvidia-ctk")
 
 
 class Style(Record):
-    """How edits are written: the host *path* of the hook, and the steps of it to leave out.
+    """How edits are written: the host *path* of the hook program, and its disabled steps.
 
-    Of *disabled*, ALL_HOOKS is every step; what is *enabled* stays, and CHMOD only then.
-    *separate*: one hook a step, as also for a program of the incumbent's. *ldconfig* is handed to
-    the step that updates the loader's cache, "" if it is to choose, and *ldconfig_mode* to our
-    hook, "" for its own default. *groups*: with the groups of device nodes. *deadline_s* is how
-    long our hook has.
+    ALL_HOOKS in *disabled* disables every step. A step in *enabled* is never disabled; CHMOD is
+    disabled unless it is in *enabled*. *separate*: one hook for each step, which is always the
+    case for the incumbent's programs. *ldconfig* is the argument of the step that updates the
+    loader cache, "" for its default; *ldconfig_mode* is the option of our hook, "" for its
+    default. *groups*: with the groups of device nodes. *deadline_s* is the deadline of our hook.
     """
 
     __slots__ = (
@@ -87,9 +87,9 @@ class Style(Record):
 def common_edits(
     driver: Driver, nodes: Iterable[Node], links: Sequence[str], style: Style
 ) -> Edits:
-    """Return what every container with the *driver* gets, whichever GPUs it has.
+    """Return the edits that every container with the *driver* gets, whichever GPUs it has.
 
-    *nodes* are the control nodes; *links* are those of device nodes that a container may have.
+    *nodes* are the control nodes; *links* are the links to device nodes of the container.
     """
     mounts = [_mount(library, MOUNT_OPTIONS) for library in driver.libraries]
     mounts += [
@@ -98,7 +98,7 @@ def common_edits(
     hooks = _separate_hooks if style.separate else _combined_hook
     return {
         **node_edits(nodes, style),
-        # The latter tells later programs that the driver is in place already.
+        # NVIDIA_VISIBLE_DEVICES=void tells later programs that the driver is already injected.
         "env": [*library_directories(driver), "NVIDIA_VISIBLE_DEVICES=void"],
         "mounts": sorted(
             mounts, key=lambda m: (m["containerPath"].count("/"), m["containerPath"])
@@ -110,8 +110,8 @@ def common_edits(
 def library_directories(driver: Driver) -> list[str]:
     """Return the variable that names the directories of the *driver*'s libraries in a container.
 
-    It has those of 64-bit libraries with the driver's version in their names, as the incumbent's
-    has, without the directory of VDPAU's plug-ins. [] if there are none.
+    It lists the directories of 64-bit libraries with the driver's version in their names, except
+    that of the VDPAU plug-ins, as the incumbent's variable does. [] if there are none.
     """
     ending = f".so.{driver.version}"
     directories = [
@@ -124,7 +124,7 @@ def library_directories(driver: Driver) -> list[str]:
 
 
 def device_edits(device: GpuDevice, style: Style) -> Edits:
-    """Return what a container gets with *device* beside the common edits."""
+    """Return the edits for *device*, without the common edits."""
     nodes = [device.gpu.node]
     if device.mig is None:
         nodes += device.gpu.drm
@@ -136,9 +136,9 @@ def device_edits(device: GpuDevice, style: Style) -> Edits:
         hooks.append(_hook(style, LINKS, _link_words(device.gpu.links)))
     if style.separate:
         hooks.append(_hook(style, CHMOD, _chmod_words(nodes)))
-    written = [hook for hook in hooks if hook is not None]
-    if written:
-        edits["hooks"] = written
+    enabled_hooks = [hook for hook in hooks if hook is not None]
+    if enabled_hooks:
+        edits["hooks"] = enabled_hooks
     return edits
 
 
@@ -163,7 +163,7 @@ def named_devices(
 
 
 def merged(parts: Iterable[Edits]) -> Edits:
-    """Return everything that *parts* have, each thing once, device nodes sorted."""
+    """Return the union of *parts*, each item once, device nodes sorted."""
     merged: dict[str, dict[str, Any]] = {}
     for part in parts:
         for member, items in part.items():
@@ -176,13 +176,13 @@ def merged(parts: Iterable[Edits]) -> Edits:
     return result  # type: ignore[return-value]  # the members are those of edits
 
 
-def _identity(item: Any) -> str:  # noqa: ANN401 (an object, a text, a number)
-    """Return what is equal for equal items of a list of edits, and can be looked up."""
+def _identity(item: Any) -> str:  # noqa: ANN401 (an object, a string, a number)
+    """Return a hashable value that is equal for equal items of a list of edits."""
     return repr(sorted(item.items()) if isinstance(item, dict) else item)
 
 
 def node_edits(nodes: Iterable[Node], style: Style) -> Edits:
-    """Return what a container gets that may use *nodes*."""
+    """Return the edits that let a container use *nodes*."""
     nodes = list(nodes)
     edits: Edits = {"deviceNodes": [_node(node) for node in nodes]}
     groups = sorted({node.group for node in nodes} - {0})
@@ -192,7 +192,7 @@ def node_edits(nodes: Iterable[Node], style: Style) -> Edits:
 
 
 def empty_device() -> Edits:
-    """Return the edits of the device `none`: the driver alone, but a device has to have edits."""
+    """Return the edits of the device `none`: no GPU; CDI does not allow a device without edits."""
     return {"env": ["NVCT_EMPTY_DEVICE="]}
 
 
@@ -208,19 +208,19 @@ def management_edits(nodes: Sequence[Node], style: Style) -> Edits:
 def links(driver: Driver) -> list[str]:
     """Return `TARGET::LINK` for every link to a file of the driver, each once.
 
-    For a library its SONAME and, where it has one, its `.so` link, then those of its own.
+    For a library these are the SONAME link, the `.so` link if it has one, and its further links.
     """
-    found: dict[str, None] = {}
+    pairs: dict[str, None] = {}
     for library in driver.libraries:
         directory, name = posixpath.split(library.container_path)
         if library.soname != name:
-            found[f"{name}::{directory}/{library.soname}"] = None
+            pairs[f"{name}::{directory}/{library.soname}"] = None
         if library.dev_link:
-            found[f"{library.soname}::{directory}/{library.dev_link}"] = None
-        found.update(dict.fromkeys(library.links))
+            pairs[f"{library.soname}::{directory}/{library.dev_link}"] = None
+        pairs.update(dict.fromkeys(library.links))
     for file in driver.files:
-        found.update(dict.fromkeys(file.links))
-    return list(found)
+        pairs.update(dict.fromkeys(file.links))
+    return list(pairs)
 
 
 def _node(node: Node) -> DeviceNode:
@@ -230,7 +230,7 @@ def _node(node: Node) -> DeviceNode:
         edit["hostPath"] = node.host_path
     edit["permissions"] = "rw"
     if node.group:
-        # Consumers read the mode from the host, and not the group that it is for.
+        # Consumers read the mode from the host, but not the group.
         edit["gid"] = node.group
     return edit
 
@@ -277,7 +277,7 @@ def _library_words(driver: Driver, style: Style) -> list[str]:
 
 
 def _separate_hooks(driver: Driver, device_links: Sequence[str], style: Style) -> list[Hook]:
-    # Those of device nodes are with the devices.
+    # The edits of each device have the links to its nodes.
     del device_links
     directories = dict.fromkeys(posixpath.dirname(lib.container_path) for lib in driver.libraries)
     ldcache = ["--ldconfig-path", style.ldconfig] if style.ldconfig else []
@@ -300,9 +300,9 @@ def _link_words(pairs: Iterable[str]) -> list[str]:
 
 def _chmod_words(nodes: Iterable[Node]) -> list[str] | None:
     directories = {posixpath.dirname(node.container_path) for node in nodes}
-    found = [directory for directory in _CHMOD_DIRECTORIES if directory in directories]
-    words = [word for directory in found for word in ("--path", directory)]
-    return ["--mode", _CHMOD_MODE, *words] if found else None
+    present = [directory for directory in _CHMOD_DIRECTORIES if directory in directories]
+    words = [word for directory in present for word in ("--path", directory)]
+    return ["--mode", _CHMOD_MODE, *words] if present else None
 
 
 def _hook(style: Style, name: str, words: list[str] | None) -> Hook | None:
@@ -314,7 +314,7 @@ def _hook(style: Style, name: str, words: list[str] | None) -> Hook | None:
 
 def _hook_of(style: Style, name: str, words: list[str]) -> Hook:
     program = posixpath.basename(style.path)
-    # The incumbent's tool of many commands has its hooks below one of them.
+    # The incumbent's nvidia-ctk has its hooks as subcommands of "hook".
     front = ["hook"] if program == "nvidia-ctk" else []
     if style.deadline_s != HOOK_DEADLINE_S and program not in _SEPARATE_ONLY:
         front = [f"--deadline={style.deadline_s}"]

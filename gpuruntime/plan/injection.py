@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decide what is added to a container, from its OCI config and the operator's config.
+"""Decide what is added to a container, from its OCI config and from config.toml.
 
 On the start path. The shim carries the decision out, and `gpuruntime explain` prints it.
 Everything about the machine comes from a Host. Nothing here changes the machine, with one
@@ -46,31 +46,32 @@ if TYPE_CHECKING:
             """Return the path of the hook program *name*; raise ConfigError if there is none."""
 
         def make_nodes(self, minors: Sequence[int]) -> bool:
-            """Have the driver make its nodes and those of *minors*; return whether it tried."""
+            """Create the driver's nodes and those of *minors*; return whether it tried."""
 
         def read_registry(self) -> Registry:
             """Return the CDI specs of the configured directories."""
 
     class Observer(Protocol):
-        """What `decide` reports to while it decides, so that a request is parsed only once."""
+        """The receiver of the parsed request, so that a caller need not parse it again."""
 
         def on_request(self, request: Request, container: Container) -> None:
             """Take note of *request*, which was read from *container*."""
 
 
-# Where a hook looks for its programs, and no variable of the image.
+# The PATH of hooks, which get no variables of the image.
 _HOOK_ENV = ("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",)
 _GPU = "/dev/nvidia"
-# As in remedies, which is loaded only where a create fails.
+# The same text as in remedies, which is loaded only when a create fails.
 _CREATE_LINKS = 'run "gpuruntime system create-dev-char-symlinks" as root'
 _MAX_DIGITS = 4
 
 
 class Injection(Record):
-    """What is decided for *request*: the completed *edits*, None if nothing is added.
+    """The decision for *request*: the completed *edits*, None if nothing is added.
 
-    *prestart* is a hook to add, *removed* the indices of prestart hooks to take away. *warnings*
-    and *notes* are sentences about it. *error* is why a container starts without what it requests.
+    *prestart* is a hook to add, *removed* are the indices of prestart hooks to remove. *warnings*
+    and *notes* are sentences for the user. *error* is the reason if the container starts without
+    the devices that it requests.
     """
 
     __slots__ = ("edits", "error", "notes", "prestart", "removed", "request", "warnings")
@@ -95,19 +96,19 @@ class Injection(Record):
         self.error = error
 
     def apply(self, document: OciConfig) -> bool:
-        """Change *document* as decided; return whether that changes anything."""
+        """Apply the decision to *document*; return whether anything changes."""
         if self.removed:
             hooks = document["hooks"]
-            kept = [hook for i, hook in enumerate(hooks["prestart"]) if i not in self.removed]
-            if kept:
-                hooks["prestart"] = kept
+            remaining = [hook for i, hook in enumerate(hooks["prestart"]) if i not in self.removed]
+            if remaining:
+                hooks["prestart"] = remaining
             else:
                 del hooks["prestart"]
         if self.edits is not None:
             rule_count = len(_device_rules(document))
             apply(self.edits, document)
             if self.request.mode == settings.LEGACY:
-                # The request stays in config.json, for the hook, so we may have been here before.
+                # The request stays in config.json for the hook, so the rules may already exist.
                 _drop_repeated(_device_rules(document), rule_count)
         if self.prestart is not None:
             if document.get("hooks") is None:
@@ -120,11 +121,11 @@ class Injection(Record):
 def decide(
     document: OciConfig, config: Config, host: Host, observer: Observer | None = None
 ) -> Injection:
-    """Return what the container of *document* gets under *config*.
+    """Return the injection for the container of *document* under *config*.
 
-    The request is reported to *observer* as soon as it is parsed. Raises GpuRuntimeError for what
-    is malformed, not allowed or not there; for the last not if the operator lets such containers
-    start.
+    The request is reported to *observer* as soon as it is parsed. Raises GpuRuntimeError for a
+    request that is malformed, not allowed or for a missing device; with `missing-gpu = "warn"`, a
+    missing device is a warning.
     """
     container = Container(document, config)
     request = parse.from_container(container)
@@ -132,7 +133,7 @@ def decide(
         observer.on_request(request, container)
     engine_hooks = _engine_hooks(document)
     is_legacy = (request.mode or config.mode) == settings.LEGACY
-    # Where we are in front of the low-level runtime, nothing is left for it to do.
+    # Outside the legacy mode this runtime does the work of the engine's hooks.
     removed = () if is_legacy else engine_hooks
     if not request:
         return Injection(request, removed=removed)
@@ -165,20 +166,20 @@ def decide(
 
 
 def _with_environments(edits: Edits) -> tuple[Edits, list[str]]:
-    """Return *edits* whose hooks do not get the variables of the image, and notes that say which.
+    """Return *edits* with an env for each hook that lacks one, and a note for each such hook.
 
-    Without env, runc before 1.3 starts them with those: CVE-2025-23266. What a spec of any vendor
-    leaves out is ours to say, since it is us who add the hook.
+    runc before 1.3 starts a hook without env with the variables of the image (CVE-2025-23266). We
+    add the hook, so we set the env that the spec, of whichever vendor, omits.
     """
-    bare = [hook for hook in edits.get("hooks") or () if _may_have_image_env(hook)]
-    if not bare:
+    hooks_without_env = [hook for hook in edits.get("hooks") or () if _may_have_image_env(hook)]
+    if not hooks_without_env:
         return edits, []
     with_env = edits.copy()
     with_env["hooks"] = [
         {**hook, "env": list(_HOOK_ENV)} if _may_have_image_env(hook) else hook
         for hook in edits["hooks"]
     ]
-    paths = dict.fromkeys(hook["path"] for hook in bare)
+    paths = dict.fromkeys(hook["path"] for hook in hooks_without_env)
     return with_env, [
         f'the hook "{path}" of a CDI spec has no env: it gets PATH, not the variables of the image'
         for path in paths
@@ -192,7 +193,7 @@ def _may_have_image_env(hook: Hook) -> bool:
 def _completed(
     edits: Edits, request: Request, document: OciConfig, config: Config, host: Host
 ) -> Edits:
-    """Return *edits* completed from the host's nodes, which the driver may have to make first."""
+    """Return *edits* completed from the host's nodes, after creating missing ones if allowed."""
     user_namespace = in_user_namespace(document)
     if user_namespace:
         edits = _without_groups(edits)
@@ -209,7 +210,7 @@ def _completed(
             return _completed_once(edits, request, user_namespace=user_namespace)
         except CdiError as error:
             failure = error
-    from gpuruntime.plan import unusable_node  # noqa: PLC0415 (only on the failing way)
+    from gpuruntime.plan import unusable_node  # noqa: PLC0415 (only when a create fails)
 
     raise unusable_node.error(failure, edits, request, config, host.read_registry) from failure
 
@@ -218,13 +219,13 @@ def _completed_once(edits: Edits, request: Request, *, user_namespace: bool) -> 
     """Return *edits* completed from the nodes that exist; raise CdiError."""
     completed = complete(edits, user_namespace=user_namespace)
     if request.is_automatic:
-        # The author of a spec may call a node by another name.
+        # A CDI spec may use other names for the nodes.
         node_numbers.check(completed)
     return completed
 
 
 def _minors(edits: Edits) -> list[int]:
-    """Return the numbers of the GPUs whose nodes *edits* have."""
+    """Return the minor numbers of the GPU nodes in *edits*."""
     paths = [node["path"] for node in edits.get("deviceNodes") or ()]
     return [int(path[len(_GPU) :]) for path in paths if _is_gpu(path)]
 
@@ -236,13 +237,13 @@ def _is_gpu(path: str) -> bool:
 
 
 def _without_groups(edits: Edits) -> Edits:
-    """Return *edits* without groups of the host, which are others or none in a user namespace."""
-    without = edits.copy()
-    without.pop("additionalGids", None)
-    without["deviceNodes"] = [node.copy() for node in edits.get("deviceNodes") or ()]
-    for node in without["deviceNodes"]:
+    """Return *edits* without groups of the host, which are not valid in a user namespace."""
+    changed = edits.copy()
+    changed.pop("additionalGids", None)
+    changed["deviceNodes"] = [node.copy() for node in edits.get("deviceNodes") or ()]
+    for node in changed["deviceNodes"]:
         node.pop("gid", None)
-    return without
+    return changed
 
 
 def _device_rules(document: OciConfig) -> list[dict[str, Any]]:
@@ -251,9 +252,9 @@ def _device_rules(document: OciConfig) -> list[dict[str, Any]]:
 
 
 def _drop_repeated(rules: list[dict[str, Any]], count: int) -> None:
-    """Remove the rules behind the first *count* of *rules* that change nothing.
+    """Remove the rules after the first *count* of *rules* that have no effect.
 
-    A rule changes nothing if it is among the first *count* and no later one of these denies.
+    A rule has no effect if it is among the first *count* and no later one of these denies.
     """
     last_denial = max((i for i in range(count) if not rules[i].get("allow")), default=-1)
     in_force = rules[last_denial + 1 : count]
@@ -261,9 +262,10 @@ def _drop_repeated(rules: list[dict[str, Any]], count: int) -> None:
 
 
 def _lost_on_reload(edits: Edits, document: OciConfig) -> list[str]:
-    """Return the nodes whose device rules systemd would not find again.
+    """Return the nodes whose device rules systemd loses when it reloads.
 
-    It knows a device by its link in /dev/char only, and NVIDIA's have none in /sys/dev/char.
+    systemd finds a device by its entry in /dev/char or /sys/dev/char, and NVIDIA's devices have
+    none in /sys/dev/char.
     """
     if not has_systemd_cgroup(document):
         return []
@@ -298,9 +300,9 @@ def _engine_hooks(document: OciConfig) -> list[int]:
 
 
 def _prestart(document: OciConfig, host: Host) -> dict[str, Any] | None:
-    """Return the hook that mounts the driver's files in the legacy mode, None if it is there."""
+    """Return the prestart hook of the legacy mode, None if *document* already has it."""
     path = host.program(hook_programs.PRESTART_HOOK)
-    # The operator can give it any name.
+    # The configured program can have any name.
     if any(hook.get("path") == path for hook in _prestart_hooks(document)):
         return None
     return {
