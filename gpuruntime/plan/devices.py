@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device ids → the GPUs and MIG devices that they mean, and the names of each device; pure.
+"""Resolve device ids to GPUs and MIG devices, and name each device; pure.
 
 On the start path. An id is `all`, `none`, an index `N`, `N:M` or `N/M` for a MIG device, a UUID
-`GPU-…` or `MIG-…` or the beginning of one, `MIG-GPU-…/<gi>/<ci>` of older drivers, or a PCI
+`GPU-…` or `MIG-…` or a prefix of one, `MIG-GPU-…/<gi>/<ci>` of older drivers, or a PCI
 address.
 """
 
@@ -24,21 +24,21 @@ ALL = "all"
 NONE = "none"
 INDEX, UUID, TYPE_INDEX = "index", "uuid", "type-index"
 STRATEGIES = (INDEX, UUID, TYPE_INDEX)
-# A workstation's GPU that only drives its monitors, and that no container is to compute on.
+# The GPU of a workstation that only drives its monitors; `all` does not include it.
 DISPLAY_ONLY = ("DGX Display", "NVIDIA DGX Display")
 _INDEX = re.compile(r"[0-9]{1,9}\Z")
 _MIG_INDEX = re.compile(r"([0-9]{1,9})[:/]([0-9]{1,9})\Z")
 _HEX = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f][0-9a-f-]{0,35}\Z", re.IGNORECASE)
 _OLD_MIG_UUID = re.compile(rf"MIG-(GPU-{_HEX})/([0-9]{{1,9}})/([0-9]{{1,9}})\Z", re.IGNORECASE)
-# The domain has 4 digits, 8 as NVML has it, or is left out where it is 0.
+# The domain has 4 digits, or 8 in NVML's form; it may be omitted if it is 0.
 _PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\Z", re.IGNORECASE)
 _HINT = 'list the devices with "nvidia-smi -L"'
 _MAX_REASONS = 4
 
 
 class GpuDevice(Record):
-    """A full GPU, or the MIG device *mig* of it: (device, node of its GPU instance, of itself)."""
+    """A full GPU, or its MIG device *mig*: (device, GPU instance node, compute instance node)."""
 
     __slots__ = ("gpu", "mig")
 
@@ -48,13 +48,13 @@ class GpuDevice(Record):
 
     @property
     def uuid(self) -> str:
-        """Its UUID, "" if the driver does not tell."""
+        """The UUID of the device, "" if the driver does not report one."""
         return self.gpu.gpu.uuid if self.mig is None else self.mig[0].uuid
 
     def name(self, strategy: str) -> str:
-        """Return its name by *strategy*, "" if it has none that CDI takes.
+        """Return the name of the device by *strategy*, "" if that is not a valid CDI device name.
 
-        Drivers before 470 have slashes in the UUIDs of MIG devices.
+        Drivers before 470 use slashes in the UUIDs of MIG devices.
         """
         index = str(self.gpu.gpu.index)
         if self.mig is None:
@@ -68,10 +68,11 @@ class GpuDevice(Record):
 def devices(
     ids: Sequence[str], gpus: Iterable[GpuNodes], left_out: Sequence[LeftOutDevice] = ()
 ) -> list[GpuDevice]:
-    """Return the devices that *ids* mean among *gpus*, in order, each once.
+    """Return the devices of *gpus* that *ids* select, in order, each once.
 
-    The first `all` or `none` among *ids* decides alone. Raises RequestError for a malformed id,
-    and UnresolvedDeviceError for a device that does not exist or is one of *left_out*.
+    If *ids* contain `all` or `none`, the first of these overrides every other id. Raises
+    RequestError for a malformed id, and UnresolvedDeviceError for a device that does not exist or
+    is one of *left_out*.
     """
     gpus = list(gpus)
     for name in ids:
@@ -79,15 +80,15 @@ def devices(
             return []
         if name == ALL:
             return _all(gpus)
-    found: dict[str, GpuDevice] = {}
+    selected: dict[str, GpuDevice] = {}
     for name in ids:
         device = _one(name, gpus, left_out)
-        found.setdefault(device.name(INDEX), device)
-    return list(found.values())
+        selected.setdefault(device.name(INDEX), device)
+    return list(selected.values())
 
 
 def _all(gpus: list[GpuNodes]) -> list[GpuDevice]:
-    """Return the full GPUs that are used as such, then all MIG devices."""
+    """Return all full GPUs that are not in MIG mode or display-only, then all MIG devices."""
     full = [
         GpuDevice(gpu)
         for gpu in gpus
@@ -106,9 +107,9 @@ def _one(name: str, gpus: list[GpuNodes], left_out: Sequence[LeftOutDevice]) -> 
     if not matches:
         raise _unresolved(name, candidates, left_out)
     if len(matches) > 1:
-        several = ", ".join(f'"{device.uuid}"' for device in matches)
+        uuids = ", ".join(f'"{device.uuid}"' for device in matches)
         raise RequestError(
-            f'"{name}" is the start of several UUIDs: {several}', "write more of it"
+            f'"{name}" is a prefix of several UUIDs: {uuids}', "use a longer prefix"
         )
     return matches[0]
 
@@ -116,20 +117,20 @@ def _one(name: str, gpus: list[GpuNodes], left_out: Sequence[LeftOutDevice]) -> 
 def _unresolved(
     name: str, candidates: list[GpuDevice], left_out: Sequence[LeftOutDevice]
 ) -> UnresolvedDeviceError:
-    """Return the error for *name*, which none of *candidates* has: with the reason, if known."""
+    """Return the error for *name*, which matches no candidate, with the reason if known."""
     for device in left_out:
         if is_name_of(name, device):
-            what = f'the device "{_shortened(name)}" is not available'
-            return UnresolvedDeviceError(f"{what}: {device}", device.hint)
+            problem = f'the device "{_shortened(name)}" is not available'
+            return UnresolvedDeviceError(f"{problem}: {device}", device.hint)
     indices = ", ".join(device.name(INDEX) for device in candidates) or "none"
-    message = f'there is no device "{_shortened(name)}"; devices here: {indices}'
+    message = f'there is no device "{_shortened(name)}"; available devices: {indices}'
     if left_out:
         message = f"{message}; left out: {reasons(left_out)}"
     return UnresolvedDeviceError(message, _HINT)
 
 
 def is_name_of(name: str, device: LeftOutDevice) -> bool:
-    """Return whether the id *name* means *device*, as far as its names are known."""
+    """Return whether the id *name* selects *device*, as far as the names of *device* are known."""
     if _INDEX.match(name) or _MIG_INDEX.match(name):
         return bool(device.name) and device.name == _plain_index(name)
     if _UUID.match(name):
@@ -139,27 +140,27 @@ def is_name_of(name: str, device: LeftOutDevice) -> bool:
 
 
 def reasons(left_out: Sequence[LeftOutDevice]) -> str:
-    """Return why devices are left out, of many the first, for a message."""
+    """Return, for a message, why devices are left out; of many devices only the first."""
     texts = [f"{device.title} ({device.reason})" for device in left_out[:_MAX_REASONS]]
-    more = len(left_out) - len(texts)
-    return ", ".join(texts) + (f" and {more} more" if more else "")
+    remaining = len(left_out) - len(texts)
+    return ", ".join(texts) + (f" and {remaining} more" if remaining else "")
 
 
 def _matching(name: str, candidates: list[GpuDevice]) -> list[GpuDevice]:
-    """Return those of *candidates* that *name* means; raise RequestError if it is no id."""
+    """Return the *candidates* that *name* selects; raise RequestError if it is not a valid id."""
     if _INDEX.match(name) or _MIG_INDEX.match(name):
-        plain = _plain_index(name)
-        return [device for device in candidates if device.name(INDEX) == plain]
-    low = name.lower()
-    exact = [device for device in candidates if device.uuid and device.uuid.lower() == low]
+        index = _plain_index(name)
+        return [device for device in candidates if device.name(INDEX) == index]
+    lower_name = name.lower()
+    exact = [device for device in candidates if device.uuid and device.uuid.lower() == lower_name]
     if exact:
         return exact[:1]
-    old = _OLD_MIG_UUID.match(name)
-    if old:
-        wanted = old[1].lower(), int(old[2]), int(old[3])
-        return [device for device in candidates if device.mig and _old_uuid(device) == wanted]
+    old_mig_uuid = _OLD_MIG_UUID.match(name)
+    if old_mig_uuid:
+        mig_address = old_mig_uuid[1].lower(), int(old_mig_uuid[2]), int(old_mig_uuid[3])
+        return [device for device in candidates if device.mig and _old_uuid(device) == mig_address]
     if _UUID.match(name):
-        return [device for device in candidates if device.uuid.lower().startswith(low)]
+        return [device for device in candidates if device.uuid.lower().startswith(lower_name)]
     bus_id = _bus_id(name)
     if bus_id:
         return [
@@ -171,18 +172,18 @@ def _matching(name: str, candidates: list[GpuDevice]) -> list[GpuDevice]:
 
 
 def _plain_index(name: str) -> str:
-    """Return the index *name* as devices spell theirs: `0:1`, without leading zeros."""
+    """Return the index *name* in canonical form: `0:1`, without leading zeros."""
     return ":".join(str(int(part)) for part in name.replace("/", ":").split(":"))
 
 
 def _bus_id(name: str) -> str:
-    """Return the PCI address *name* as sysfs spells it, "" if it is not one."""
+    """Return the PCI address *name* in the form of sysfs, "" if *name* is not a PCI address."""
     pci = _PCI.match(name)
     return f"{int(pci[1] or '0', 16):04x}:{pci[2].lower()}" if pci else ""
 
 
 def _shortened(name: str) -> str:
-    # An image may have written it.
+    # The name may come from an image and have any length.
     return name if len(name) <= 64 else f"{name[:64]}..."
 
 

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 ABIS_OF_32_BIT = ("i386", "x32", "arm-hard-float", "arm-soft-float")
 
 
-def select(driver: Driver, wanted: Collection[str]) -> Driver:
-    """Return what of *driver* the capabilities *wanted* ask for.
+def select(driver: Driver, requested: Collection[str]) -> Driver:
+    """Return the part of *driver* that the *requested* capabilities need.
 
-    The libraries are closed over what they need of the driver, within one ABI: graphics brings
-    libnvidia-gpucomp, which is for compute. Those of 32 bits are there with `compat32` only.
+    The libraries include their dependencies within the driver and the ABI: graphics adds
+    libnvidia-gpucomp, a library of compute. 32-bit libraries are included with `compat32` only.
     """
-    names = {"", *capabilities.closed(wanted)}
-    # Files of the two are the same; `display` is not the name of a capability in the table.
+    names = {"", *capabilities.closed(requested)}
+    # `graphics` and `display` need the same files; the table of capabilities has `graphics` only.
     libraries = [
         library
         for library in driver.libraries
@@ -30,14 +30,14 @@ def select(driver: Driver, wanted: Collection[str]) -> Driver:
     ]
     by_soname = {(library.abi, library.soname): library for library in libraries}
     chosen = [library for library in libraries if library.capability in names]
-    todo = list(chosen)
-    while todo:
-        library = todo.pop()
+    pending = list(chosen)
+    while pending:
+        library = pending.pop()
         for soname in library.needed:
-            found = by_soname.get((library.abi, soname))
-            if found is not None and found not in chosen:
-                chosen.append(found)
-                todo.append(found)
+            dependency = by_soname.get((library.abi, soname))
+            if dependency is not None and dependency not in chosen:
+                chosen.append(dependency)
+                pending.append(dependency)
     return Driver(
         version=driver.version,
         libraries=tuple(_ordered(chosen)),
@@ -47,16 +47,16 @@ def select(driver: Driver, wanted: Collection[str]) -> Driver:
 
 
 def left_out(driver: Driver, chosen: Driver) -> dict[str, int]:
-    """Return capability → how many files of *driver* it would bring that *chosen* lacks."""
-    there = {library.host_path for library in chosen.libraries}
-    there |= {file.host_path for file in chosen.files}
-    missing = [
+    """Return, for each capability, how many of its files in *driver* are not in *chosen*."""
+    included = {library.host_path for library in chosen.libraries}
+    included |= {file.host_path for file in chosen.files}
+    omitted = [
         capabilities.COMPAT32 if library.abi in ABIS_OF_32_BIT else library.capability
         for library in driver.libraries
-        if library.host_path not in there
+        if library.host_path not in included
     ]
-    missing += [file.capability for file in driver.files if file.host_path not in there]
-    return {name: missing.count(name) for name in missing}
+    omitted += [file.capability for file in driver.files if file.host_path not in included]
+    return {name: omitted.count(name) for name in omitted}
 
 
 def without(driver: Driver, kind: str) -> Driver:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request and the machine's inventory → the grant; pure.
+"""Compute the grant for a request from the inventory of the machine; pure.
 
-On the start path. For devices of CDI specs, whoever wrote the spec has decided: see sources.py.
+On the start path. Devices of CDI specs get the edits of the spec instead: see sources.py.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NO_GROUPS = "no-additional-gids-for-device-nodes"
 
 
 def style(config: Config, hook_path: str, *, cuda_compat: bool = True) -> Style:
-    """Return how edits are written under *config*, without that step if not *cuda_compat*."""
+    """Return the style of edits under *config*; *cuda_compat*: with the hook of that name."""
     flags = config[f"{_JIT}.nvcdi-feature-flags"]
     disabled = list(config[f"{_JIT}.nvcdi-disable-hooks"])
     mode = config["ldconfig-mode"]
@@ -48,29 +48,29 @@ def style(config: Config, hook_path: str, *, cuda_compat: bool = True) -> Style:
 
 
 def hook_deadline(config: Config) -> int:
-    """Return the seconds that a hook has, of those that it takes."""
+    """Return the deadline of a hook in seconds, at most the largest that a hook accepts."""
     return min(int(config["hook-deadline"]), gpu_edits.MAX_HOOK_DEADLINE_S)
 
 
 def _ldconfig(config: Config) -> str:
-    """Return the host's ldconfig, "" unless it may be run."""
+    """Return the path of the host's ldconfig, "" unless the configuration allows its use."""
     if config["ldconfig-mode"] != "host":
         return ""
     return str(config["nvidia-container-cli.ldconfig"]).partition("@")[2]
 
 
-def requested_devices(asked: Request, inventory: Inventory) -> list[GpuDevice]:
-    """Return the devices of *asked*; raise RequestError and UnresolvedDeviceError."""
-    if asked.driver_only:
+def requested_devices(request: Request, inventory: Inventory) -> list[GpuDevice]:
+    """Return the devices of *request*; raise RequestError and UnresolvedDeviceError."""
+    if request.driver_only:
         return []
-    found = devices.devices(asked.ids, inventory.gpus, inventory.left_out)
-    if not found and devices.NONE not in asked.ids:
+    selected = devices.devices(request.ids, inventory.gpus, inventory.left_out)
+    if not selected and devices.NONE not in request.ids:
         raise _no_gpu(inventory)
-    return found
+    return selected
 
 
 def _no_gpu(inventory: Inventory) -> UnresolvedDeviceError:
-    """Return the error for a request for all GPUs on a machine that can give none."""
+    """Return the error for a request for all GPUs on a machine where none is available."""
     sentences = dict.fromkeys([*inventory.problems, *map(str, inventory.left_out)])
     why = "".join(f"; {sentence}" for sentence in sentences)
     hint = 'check that "nvidia-smi -L" lists a GPU on the host'
@@ -80,51 +80,51 @@ def _no_gpu(inventory: Inventory) -> UnresolvedDeviceError:
     )
 
 
-def grant(asked: Request, inventory: Inventory, config: Config, style: Style) -> Grant:
-    """Return what *asked* gets of the machine.
+def grant(request: Request, inventory: Inventory, config: Config, style: Style) -> Grant:
+    """Return the grant for *request*.
 
-    In the legacy mode without the driver's files, which a prestart hook mounts. Raises
+    In the legacy mode it does not include the driver files, which a prestart hook mounts. Raises
     RequestError for a requirement that is not met, and UnresolvedDeviceError.
     """
-    found = requested_devices(asked, inventory)
-    more = asked.extras
-    notes = requirements.check(more.requirements, facts(found, inventory))
-    is_legacy = asked.mode == settings.LEGACY
-    with_graphics = not is_legacy or bool(_GRAPHICS & set(more.capabilities))
+    selected = requested_devices(request, inventory)
+    extras = request.extras
+    notes = requirements.check(extras.requirements, facts(selected, inventory))
+    is_legacy = request.mode == settings.LEGACY
+    with_graphics = not is_legacy or bool(_GRAPHICS & set(extras.capabilities))
     notes += [
         f"GPU {device.gpu.gpu.index} is in MIG mode: CUDA needs one of its MIG devices"
-        for device in found
+        for device in selected
         if device.mig is None and device.gpu.gpu.mig_enabled
     ]
     parts = [
-        gpu_edits.device_edits(_with_drm(device, wanted=with_graphics), style) for device in found
+        gpu_edits.device_edits(_with_drm(device, keep=with_graphics), style) for device in selected
     ]
-    parts.append(gpu_edits.node_edits(_feature_nodes(more, inventory, notes), style))
-    parts.append(gpu_edits.node_edits(_control_nodes(more, inventory), style))
+    parts.append(gpu_edits.node_edits(_feature_nodes(extras, inventory, notes), style))
+    parts.append(gpu_edits.node_edits(_control_nodes(extras, inventory), style))
     if not is_legacy:
-        files = driver_edits(asked, inventory, config, style)
+        files = driver_edits(request, inventory, config, style)
         parts.append(files.edits)
         notes += files.notes
-    # Some of all is less than what was asked for.
-    warnings = inventory.problems if devices.ALL in asked.ids else ()
+    # A request for all GPUs gets fewer than it may expect if there are problems.
+    warnings = inventory.problems if devices.ALL in request.ids else ()
     return Grant(gpu_edits.merged(parts), notes=notes, warnings=warnings)
 
 
-def driver_edits(asked: Request, inventory: Inventory, config: Config, style: Style) -> Grant:
-    """Return what of the driver's files *asked* gets, and what has to be done with them.
+def driver_edits(request: Request, inventory: Inventory, config: Config, style: Style) -> Grant:
+    """Return the grant of driver files for *request*, with the hooks that set them up.
 
     Raises RequestError and UnresolvedDeviceError.
     """
     notes: list[str] = []
-    driver = _driver(asked.extras, inventory, config, notes)
-    gpus = [device.gpu for device in requested_devices(asked, inventory) if not device.mig]
+    driver = _driver(request.extras, inventory, config, notes)
+    gpus = [device.gpu for device in requested_devices(request, inventory) if not device.mig]
     links = [link for gpu in gpus for link in gpu.links]
     return Grant(gpu_edits.common_edits(driver, (), links, style), notes=notes)
 
 
-def facts(found: list[GpuDevice], inventory: Inventory) -> requirements.Facts:
-    """Return what requirements are compared with, for a container that gets *found*."""
-    gpus = {device.gpu.gpu.index: device.gpu.gpu for device in found}
+def facts(selected: list[GpuDevice], inventory: Inventory) -> requirements.Facts:
+    """Return the facts for requirement checks of a container that gets *selected*."""
+    gpus = {device.gpu.gpu.index: device.gpu.gpu for device in selected}
     return requirements.Facts(
         cuda=inventory.cuda_version,
         driver=inventory.driver.version,
@@ -132,70 +132,72 @@ def facts(found: list[GpuDevice], inventory: Inventory) -> requirements.Facts:
     )
 
 
-def _with_drm(device: GpuDevice, *, wanted: bool) -> GpuDevice:
-    if wanted:
+def _with_drm(device: GpuDevice, *, keep: bool) -> GpuDevice:
+    if keep:
         return device
     gpu = model.GpuNodes(gpu=device.gpu.gpu, node=device.gpu.node, mig=device.gpu.mig)
     return devices.GpuDevice(gpu, device.mig)
 
 
-def _control_nodes(more: DriverOptions, inventory: Inventory) -> list[Node]:
-    """Return the control nodes, also those that are missing and without which nothing works."""
-    found = {node.container_path: node for node in inventory.control_nodes}
+def _control_nodes(options: DriverOptions, inventory: Inventory) -> list[Node]:
+    """Return the control nodes, including required nodes that do not exist."""
+    nodes = {node.container_path: node for node in inventory.control_nodes}
     needed = [_CONTROL]
-    if capabilities.COMPUTE in capabilities.closed(more.capabilities):
+    if capabilities.COMPUTE in capabilities.closed(options.capabilities):
         needed.append(_UNIFIED_MEMORY)
     for path in needed:
-        # Below another dev root, the nodes that are there tell where.
-        root = next((n.host_path[: -len(p)] for p, n in found.items()), "")
+        # The existing nodes show the dev root.
+        root = next((n.host_path[: -len(p)] for p, n in nodes.items()), "")
         node = model.Node(host_path=f"{root}{path}", container_path=path)
-        found.setdefault(path, node)
-    return [found[path] for path in sorted(found)]
+        nodes.setdefault(path, node)
+    return [nodes[path] for path in sorted(nodes)]
 
 
-def _feature_nodes(more: DriverOptions, inventory: Inventory, notes: list[str]) -> list[Node]:
-    """Return the nodes of features; raise UnresolvedDeviceError if one by name is missing."""
-    found: list[Node] = []
-    for feature in more.features:
+def _feature_nodes(options: DriverOptions, inventory: Inventory, notes: list[str]) -> list[Node]:
+    """Return the nodes of features; raise UnresolvedDeviceError if a named one is missing."""
+    selected: list[Node] = []
+    for feature in options.features:
         nodes = inventory.features[feature]
         if not nodes:
             variable = next(
                 name for name, value in driver_options.FEATURES.items() if value == feature
             )
             notes.append(f"{variable}=enabled adds nothing: the host has no such device node")
-        found += nodes
+        selected += nodes
     channels = {node.container_path: node for node in inventory.features[model.IMEX]}
-    for channel in more.imex:
+    for channel in options.imex:
         path = f"{_CHANNELS}/channel{channel}"
         if path not in channels:
             raise UnresolvedDeviceError(
                 f'IMEX channel {channel} not found at "{path}"',
-                "make the channel on the host, or ask for one that is there",
+                "create the channel on the host, or request one that exists",
             )
-        found.append(channels[path])
-    for right in more.mig:
+        selected.append(channels[path])
+    for right in options.mig:
         nodes = inventory.features[f"mig-{right}"]
         if not nodes:
             raise UnresolvedDeviceError(
                 f"the host has no device node for the right to {right} MIG devices",
-                'run "nvidia-smi" on a host with MIG, which makes them',
+                'run "nvidia-smi" on a host with MIG, which creates the nodes',
             )
-        found += nodes
-    return found
+        selected += nodes
+    return selected
 
 
-def _driver(more: DriverOptions, inventory: Inventory, config: Config, notes: list[str]) -> Driver:
-    """Return the driver's files for the capabilities of *more*."""
-    driver = driver_files.select(inventory.driver, more.capabilities)
-    missing = driver_files.left_out(inventory.driver, driver)
-    if missing:
+def _driver(
+    options: DriverOptions, inventory: Inventory, config: Config, notes: list[str]
+) -> Driver:
+    """Return the driver's files for the capabilities of *options*."""
+    driver = driver_files.select(inventory.driver, options.capabilities)
+    omitted = driver_files.left_out(inventory.driver, driver)
+    if omitted:
         notes.append(
-            f"{sum(missing.values())} files of the driver are left out; "
-            f"they are for {', '.join(sorted(missing))}: add that to NVIDIA_DRIVER_CAPABILITIES"
+            f"{sum(omitted.values())} driver files are left out; to include them, add "
+            f"{', '.join(sorted(omitted))} to NVIDIA_DRIVER_CAPABILITIES"
         )
     if "disable-ipc-discoverer" in config[f"{_JIT}.nvcdi-feature-flags"]:
         driver = driver_files.without(driver, "ipc")
-    if model.GDS in more.features:
+    if model.GDS in options.features:
         driver = model.Driver(
             version=driver.version,
             libraries=driver.libraries,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the hook programs, which configs and CDI specs name by absolute path.
+"""Find the hook programs, which OCI configs and CDI specs name by absolute path.
 
 On the start path; reads only.
 """
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 HOOK = "gpu-cdi-hook"
 PRESTART_HOOK = "gpu-container-runtime-hook"
-# Program → the option that can name another, and its default, which means ours.
+# Program → the option that can name another program, and the default, which means our program.
 _OPTIONS = {
     HOOK: ("nvidia-ctk.path", "nvidia-ctk"),
     PRESTART_HOOK: ("nvidia-container-runtime-hook.path", "nvidia-container-runtime-hook"),
 }
 
 
-def hook_of(asked: Request, find: Callable[[str], str]) -> str:
-    """Return the path of the hook program that a grant for *asked* names, "" if it names none.
+def hook_of(request: Request, find: Callable[[str], str]) -> str:
+    """Return the path of the hook program that a grant for *request* names, "" if it names none.
 
-    *find* tells the path of a program; specs have the paths that their writer knew.
+    *find* returns the path of a program. CDI specs contain their own paths.
     """
-    # A hook of ours would find nothing to do in the legacy mode.
-    return find(HOOK) if asked.is_automatic and asked.mode != settings.LEGACY else ""
+    # In the legacy mode our hook has nothing to do.
+    return find(HOOK) if request.is_automatic and request.mode != settings.LEGACY else ""
 
 
 def find(name: str, config: Config, launcher: str, path: str | None) -> str:
@@ -45,14 +45,14 @@ def find(name: str, config: Config, launcher: str, path: str | None) -> str:
     Raises ConfigError if there is none.
     """
     option = _OPTIONS[name][0]
-    found = places(name, config, launcher, path)
+    candidates = places(name, config, launcher, path)
     if config[option].startswith("/"):
-        return found[0]
-    for place in found:
+        return candidates[0]
+    for place in candidates:
         if _is_program(place):
             return place
     raise ConfigError(
-        f'"{pathnames.basename(found[-1])}" is neither beside "{launcher}" nor on PATH',
+        f'"{pathnames.basename(candidates[-1])}" is neither beside "{launcher}" nor on PATH',
         f'set "{option}" in config.toml to the absolute path of {name}',
     )
 
@@ -63,12 +63,12 @@ def places(name: str, config: Config, launcher: str, path: str | None) -> list[s
     configured: str = config[option]
     if configured.startswith("/"):
         return [configured]
-    wanted = name if configured in ("", default) else configured
+    program = name if configured in ("", default) else configured
     directories = [item for item in (path or "").split(":") if item.startswith("/")]
     directories += STANDARD_PATH
     if "/" in launcher:
         directories.insert(0, pathnames.dirname(_absolute(launcher)))
-    return [pathnames.join(directory, wanted) for directory in directories]
+    return [pathnames.join(directory, program) for directory in directories]
 
 
 def _is_program(path: str) -> bool:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check that the host's device nodes are those of the driver that is loaded now.
 
-On the start path; reads only. After a module is loaded again, the number of a remaining node may
-belong to another driver.
+On the start path; reads only. After a module is reloaded, the number of an old node may belong
+to another driver.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cdi.wire import Edits
 
 DEVICES = "/proc/devices"
-# How the nodes of a driver begin, and its names in DEVICES.
+# The path prefix of a driver's nodes, and the prefix of its names in DEVICES.
 _OWNERS = (("/dev/nvidia", "nvidia"), ("/dev/dri/", "drm"), ("/dev/gdrdrv", "gdrdrv"))
 _MAX_BYTES = 64 << 10
 
@@ -24,8 +24,8 @@ _MAX_BYTES = 64 << 10
 def check(edits: Edits, devices: str = DEVICES) -> None:
     """Raise CdiError "host-device-missing" if a node of completed *edits* is another driver's.
 
-    For nodes that have the driver's own names. *devices* is where the kernel names the drivers;
-    without NVIDIA's there, nothing is known.
+    Only nodes with the driver's own names are checked. *devices* is the file in which the kernel
+    lists the drivers; nothing is checked if it does not list NVIDIA's.
     """
     majors = _majors(read(devices))
     if not any(name.startswith("nvidia") for names in majors.values() for name in names):
@@ -43,17 +43,17 @@ def check(edits: Edits, devices: str = DEVICES) -> None:
             or (gpu.isdigit() and int(gpu) != minor)
         ):
             text = f'"{node.get("hostPath") or path}" is device {kind} {major}:{minor}'
-            raise CdiError("host-device-missing", f"{text}, which is not what its name says")
+            raise CdiError("host-device-missing", f"{text}, which does not match its name")
 
 
 def _majors(text: str) -> dict[int, list[str]]:
-    """Return the numbers of the character devices in *text*, and the names of their drivers."""
-    found: dict[int, list[str]] = {}
+    """Return the driver names of each major number of character devices in *text*."""
+    names_by_major: dict[int, list[str]] = {}
     for line in text.partition("Block devices:")[0].splitlines():
         number, _, name = line.strip().partition(" ")
         if number.isdigit():
-            found.setdefault(int(number), []).append(name)
-    return found
+            names_by_major.setdefault(int(number), []).append(name)
+    return names_by_major
 
 
 def read(path: str) -> str:

@@ -164,7 +164,7 @@ def test_control_docker_and_runc_alone_open_no_gpu(by_runc: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     ("name", "message", "hint"),
     [
-        ("none-such", 'device: there is no device "9"; devices here: 0, 1, ', "list the"),
+        ("none-such", 'device: there is no device "9"; available devices: 0, 1, ', "list the"),
         (
             "none-such-spec",
             'device: no CDI spec in "/etc/cdi", "/var/run/cdi" defines',

@@ -110,5 +110,5 @@ def test_conmon_tells_cri_o_why_a_container_was_not_made(crio: dict[str, Any]) -
 
 def assert_refused(text: str) -> None:
     """Assert that *text* has our message and what to do."""
-    assert 'device: there is no device "9"; devices here: 0, 1, ' in text.replace("\\", "")
+    assert 'device: there is no device "9"; available devices: 0, 1, ' in text.replace("\\", "")
     assert "hint: " in text

@@ -430,7 +430,7 @@ def test_b074_majors_of_now_and_nodes_that_are_not_there_yet(hosts: Hosts) -> No
     host.shell("rm /dev/nvidia-uvm; mknod -m 666 /dev/nvidia-uvm c 509 0")
     # Of the number before the module was loaded again, now another driver's or nobody's.
     error = host.create(document, {LOAD: False}).error
-    assert '"/dev/nvidia-uvm" is device c 509:0, which is not what its name says' in error
+    assert '"/dev/nvidia-uvm" is device c 509:0, which does not match its name' in error
     loaded(host, 509)
     call = host.create(document)
     assert call.nodes["/dev/nvidia-uvm"] == (509, 0)
@@ -715,7 +715,7 @@ def test_b091_an_index_is_not_a_minor_number(hosts: Hosts) -> None:
         assert call.nodes["/dev/nvidia3"] == (195, 3)
         assert call.gpus == [3], name
     assert host.create(asking(f"{VISIBLE}1,3")).gpus == [0, 2]
-    assert "start of several UUIDs" in host.create(asking(f"{VISIBLE}GPU-5f1e000")).error
+    assert "prefix of several UUIDs" in host.create(asking(f"{VISIBLE}GPU-5f1e000")).error
     observed(f"{VISIBLE}0: /dev/nvidia3")
 
 

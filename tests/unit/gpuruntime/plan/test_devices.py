@@ -48,7 +48,7 @@ def test_another_device_is_unknown(name: str) -> None:
     with pytest.raises(UnresolvedDeviceError) as caught:
         devices.devices([name], GPUS, [LOST, TAKEN])
     assert caught.value.message == (
-        f'there is no device "{name}"; devices here: 0; left out: GPU 1 (GPU is lost), '
+        f'there is no device "{name}"; available devices: 0; left out: GPU 1 (GPU is lost), '
         "GPU 0000:1c:00.0 (vfio-pci has it)"
     )
 

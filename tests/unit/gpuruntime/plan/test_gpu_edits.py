@@ -191,7 +191,7 @@ def test_device_ids(ids: tuple[str, ...], names: list[str]) -> None:
 def test_the_start_of_several_uuids_means_none() -> None:
     """A guess would give a container somebody else's GPU."""
     machine = (gpu(0, 0), gpu(1, 1))
-    with pytest.raises(RequestError, match="start of several UUIDs"):
+    with pytest.raises(RequestError, match="prefix of several UUIDs"):
         devices.devices([UUID.format(1)[:-1]], machine)
 
 
@@ -207,7 +207,7 @@ def test_what_is_no_device_id(name: str) -> None:
 @pytest.mark.parametrize("name", ["9", "0:0", UUID.format(7), f"MIG-{UUID.format(0)}/1/0"])
 def test_a_device_that_is_not_there(name: str) -> None:
     """The error says which there are."""
-    with pytest.raises(UnresolvedDeviceError, match="devices here: 0, 1, 1:0"):
+    with pytest.raises(UnresolvedDeviceError, match="available devices: 0, 1, 1:0"):
         devices.devices((name,), [gpu(0, 0), gpu(1, 1, instances=1)])
 
 

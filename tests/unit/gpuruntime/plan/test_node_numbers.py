@@ -66,7 +66,7 @@ def test_nodes_of_their_drivers_are_fine(tmp_path: Path, edits: Any) -> None:
 def test_a_node_with_the_number_of_another_driver_is_missing(tmp_path: Path, edits: Any) -> None:
     """REQ-09: left from before the module was loaded again, or put there."""
     (tmp_path / "devices").write_text(DEVICES)
-    with pytest.raises(CdiError, match="not what its name says") as caught:
+    with pytest.raises(CdiError, match="does not match its name") as caught:
         node_numbers.check(edits, str(tmp_path / "devices"))
     assert caught.value.category == "host-device-missing"
 
