@@ -26,11 +26,11 @@ def _unchanged(text: str | None) -> str | None:
 class ConfigFile:
     """A config file and its edits.
 
-    *configure* adds the runtime; *remove* takes it out without a record of the original.
-    *is_generated*: the whole file is generated again at each configure, from what other people
-    have written into it. *is_needed* returns whether other files still depend on our edits once
-    the files that it gets are gone. *registrations* are those that *configure* makes, or that an
-    undo removes; *configure_for* returns the edit that makes another one.
+    *configure* adds the runtime; *remove* removes it without a record of the original.
+    *is_generated*: each configure generates the whole file again, and keeps what other people have
+    written into it. *is_needed* returns whether other files still depend on our edits after the
+    removal of the files in its argument. *registrations* are those that *configure* makes, or that
+    an undo removes; *configure_for* returns the edit that makes another registration.
     """
 
     path: str
@@ -82,9 +82,9 @@ def drop_in(
     configure: Callable[[Mapping[str, Any]], list[Edit]],
     remove: Callable[[Mapping[str, Any]], list[Edit]],
 ) -> ConfigFile:
-    """Return the drop-in *path*: the settings *base*, which all runtimes in it share, and ours.
+    """Return the drop-in *path*: the settings *base*, which all its runtimes share, and ours.
 
-    What other people have written into it is kept.
+    Settings that other people have written into the file are kept.
     """
 
     def make(text: str | None) -> str:
@@ -131,7 +131,7 @@ def load_toml(path: str) -> dict[str, Any]:
 def drop_ins(directory: str, suffix: str, *, has_subdirectories: bool) -> list[str]:
     """Return the files in *directory* that end with *suffix*, in the order of Go's filepath.Walk.
 
-    Hidden files are among them, and those of a subdirectory are read in the place of its name.
+    Hidden files are included; the files of a subdirectory are sorted by the subdirectory's name.
     """
     paths: list[str] = []
     for top, subdirectories, names in os.walk(directory):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where each engine has its config, how it is restarted, and which engines are installed."""
+"""The config files of each engine, its restart command, and which engines are installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Family = Literal["docker", "containerd", "k0s", "crio", "podman", "template"]
 
 ALIASES = {"cri-o": "crio", "docker-snap": "snap-docker"}
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
-# What our drop-ins are called after, by the name that the command line is called by.
+# The names of our drop-ins, one for each name of the command-line program.
 BRANDS = ("gpuruntime", "nvidia")
 _ORDERS = ("99", "zz")
 _RANCHER = "/var/lib/rancher/{}/agent/etc/containerd"
@@ -26,11 +26,11 @@ _SNAP_DOCKER = ("/var/snap/docker/", "/snap/docker/")
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """An engine: the *config* to edit, the *drop_in* to write instead ("": there is none).
+    """An engine: the *config* to edit, and the *drop_in* to write instead ("": none).
 
-    *more* is another drop-in, of RKE2 and k3s only, *last* the one in place of *drop_in* where
-    others are read after that. *restart* is the command, *note* is for the reader of it. The
-    daemon that reads *config* answers at *socket*, if that is known.
+    *more* is another drop-in, of RKE2 and k3s only. *last* replaces *drop_in* if other drop-ins
+    would be read after it. *restart* is the restart command, *note* a remark about that command.
+    *socket* is the socket of the daemon that reads *config*, "" if it is not known.
     """
 
     name: str
@@ -46,7 +46,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What engines' configs depend on: the environment, the user, files, and daemons."""
+    """The facts that the paths depend on: the environment, the user, files, and daemons."""
 
     environ: Mapping[str, str]
     uid: int
@@ -55,7 +55,7 @@ class HostFacts:
 
 
 def this_host() -> HostFacts:
-    """Return the host that this runs on."""
+    """Return the facts of this host."""
     return HostFacts(os.environ, os.geteuid(), os.path.lexists, tuple(daemons.running()))
 
 
@@ -67,7 +67,7 @@ def names() -> tuple[str, ...]:
 def find(name: str, host: HostFacts, brand: str) -> EngineConfig:
     """Return the config of the engine *name*; a drop-in is named after *brand*.
 
-    Raises ConfigError if there is no such engine, or if nothing can be done for it.
+    Raises ConfigError if the engine is unknown or cannot be configured.
     """
     name = ALIASES.get(name, name)
     if name == "snap-docker" or (name == "docker" and _is_snap(host)):
@@ -94,12 +94,12 @@ def find(name: str, host: HostFacts, brand: str) -> EngineConfig:
 
 
 def _last(drop_in: str, brand: str) -> str:
-    """Return a drop-in beside *drop_in* that is read after those of everybody else."""
+    """Return a drop-in beside *drop_in* whose name sorts after the usual names."""
     return drop_in and os.path.join(os.path.dirname(drop_in), f"zz-{brand}.toml")
 
 
 def other_drop_ins(drop_in: str) -> list[str]:
-    """Return the drop-ins beside *drop_in* that the command writes under its other names."""
+    """Return the other drop-ins beside *drop_in* that this program may write."""
     directory, name = os.path.split(drop_in)
     stem, extension = os.path.splitext(name)
     stems = [f"{order}-{brand}" for brand in BRANDS for order in _ORDERS]
@@ -109,10 +109,10 @@ def other_drop_ins(drop_in: str) -> list[str]:
 
 
 def beside(engine: EngineConfig, path: str, brand: str) -> EngineConfig:
-    """Return *engine* for the config *path* on the engine's command line, not the usual one.
+    """Return *engine* for the config *path* from the engine's command line.
 
-    containerd imports from anywhere. CRI-O and podman have their drop-ins in one directory, which
-    is of no use to somebody who runs them on another file: that is edited itself.
+    containerd imports files from any directory. CRI-O and podman read drop-ins from one directory
+    only, and not with another config file: then that file itself is edited.
     """
     directory = os.path.dirname(path)
     drop_in = engine.drop_in
@@ -166,7 +166,7 @@ _NOTES = {
     "rke2": 'on an agent the service is "rke2-agent"',
     "k0s": 'on a node that is a controller too the service is "k0scontroller"',
 }
-# What an engine leaves on a host that it is installed on.
+# Paths that exist if the engine is installed.
 _TRACES = {
     "docker": ("/etc/docker/daemon.json", "/run/docker.sock", "/usr/bin/dockerd"),
     "crio": ("/etc/crio", "/usr/bin/crio"),
@@ -180,46 +180,46 @@ _TRACES = {
 
 
 def installed(host: HostFacts) -> list[str]:
-    """Return the names of all engines that are installed, configured or running here."""
-    found = [name for name, paths in _TRACES.items() if any(map(host.exists, paths))]
+    """Return the names of all engines that are installed, configured or running on *host*."""
+    engines = [name for name, paths in _TRACES.items() if any(map(host.exists, paths))]
     running = dict.fromkeys(daemon.name for daemon in host.daemons)
-    return [*found, *(name for name in running if name not in found)]
+    return [*engines, *(name for name in running if name not in engines)]
 
 
 def present(host: HostFacts) -> list[str]:
-    """Return the names of the installed engines; docker's own containerd is not one."""
-    found = installed(host)
+    """Return the names of the installed engines, without a containerd that belongs to another."""
+    engines = installed(host)
     rootless = os.path.join(_home_config(host), "docker", "daemon.json")
     if host.uid != 0 and host.exists(rootless):
-        found = [name for name in found if name != "docker"] + ["docker-rootless"]
-    if "containerd" in found and len(found) > 1 and not _is_of_its_own(host):
-        found.remove("containerd")
-    if "docker" not in found and _is_snap(host):
-        found.append("snap-docker")
-    return found
+        engines = [name for name in engines if name != "docker"] + ["docker-rootless"]
+    if "containerd" in engines and len(engines) > 1 and not _is_of_its_own(host):
+        engines.remove("containerd")
+    if "docker" not in engines and _is_snap(host):
+        engines.append("snap-docker")
+    return engines
 
 
 def choose(host: HostFacts) -> str:
     """Return the name of the installed engine; raise ConfigError if there is not exactly one."""
-    found = present(host)
-    if len(found) == 1:
-        return found[0]
-    if not found:
+    engines = present(host)
+    if len(engines) == 1:
+        return engines[0]
+    if not engines:
         raise ConfigError(
             "no container engine found", f"name one with --runtime: {', '.join(names())}"
         )
     raise ConfigError(
-        f"found several container engines: {', '.join(found)}", "choose one with --runtime"
+        f"found several container engines: {', '.join(engines)}", "choose one with --runtime"
     )
 
 
 def _is_of_its_own(host: HostFacts) -> bool:
-    """Return whether a containerd with its own config is there, not one of docker or of k3s."""
+    """Return whether the host has a containerd of its own, not only that of docker or k3s."""
     return host.exists("/etc/containerd/config.toml") and host.exists("/var/lib/kubelet")
 
 
 def _is_snap(host: HostFacts) -> bool:
-    """Return whether the docker of this host is the snap, and no other."""
+    """Return whether the only docker of the host is the snap."""
     running = [daemon for daemon in host.daemons if daemon.name == "docker"]
     if running:
         return all(daemon.program.startswith("/snap/docker/") for daemon in running)
@@ -227,7 +227,7 @@ def _is_snap(host: HostFacts) -> bool:
 
 
 def is_of_snap(path: str) -> bool:
-    """Return whether the file *path* is one of the docker snap."""
+    """Return whether the file *path* belongs to the docker snap."""
     return os.path.abspath(path).startswith(_SNAP_DOCKER)
 
 
@@ -248,5 +248,5 @@ def _home_config(host: HostFacts) -> str:
 
 def _of_daemon(name: str, host: HostFacts) -> str | None:
     """Return the config file on the running daemon's command line, None if there is none."""
-    told = {daemon.config for daemon in host.daemons if daemon.name == name and daemon.config}
-    return told.pop() if len(told) == 1 else None
+    paths = {daemon.config for daemon in host.daemons if daemon.name == name and daemon.config}
+    return paths.pop() if len(paths) == 1 else None

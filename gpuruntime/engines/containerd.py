@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The config files of containerd and MicroK8s, which import others, and how each is changed."""
+"""The config files of containerd and MicroK8s, and the edits of each file."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ from gpuruntime.errors import ConfigError
 def files_of(engine: EngineConfig, entry: RuntimeEntry, source: str | None) -> FileSet:
     """Return the files of *engine*, a containerd or a MicroK8s; may raise BadFileError.
 
-    *source* is the config as the program prints it, None for that of the file.
+    *source* is the config that the program prints; None: the config file is read.
     """
     text = files.read(engine.config)
     if text is None and engine.name == "microk8s":
-        # Nothing but what microk8s has put there is a template.
-        raise ConfigError(f'there is no "{engine.config}"', "install microk8s first")
+        # Only microk8s itself can create its template.
+        raise ConfigError(f'"{engine.config}" does not exist', "install microk8s first")
     main = toml_text.parse(text or "")
     version = containerd_document.version_of(main) if main else _new_version(engine.socket)
-    known = main
+    effective_document = main
     if source is not None and (version > 1 or not main):
-        known = toml_text.parse(source)
-        version = containerd_document.version_of(known)
+        effective_document = toml_text.parse(source)
+        version = containerd_document.version_of(effective_document)
         if main and containerd_document.version_of(main) > version:
             raise ConfigError(
                 f'"{engine.config}" has version {containerd_document.version_of(main)}, but the '
                 f"queried containerd has version {version}: the file belongs to another one",
                 'name its program with "--executable-path", or use "--config-source file"',
             )
-    cri = containerd_document.cri_settings(known, version)
+    cri = containerd_document.cri_settings(effective_document, version)
     notes = []
     if containerd_document.is_cri_disabled(main):
         notes.append(
-            f'"{engine.config}" disables the CRI plugin by "disabled_plugins": Kubernetes has '
-            "no runtime from this containerd"
+            f'"{engine.config}" disables the CRI plugin by "disabled_plugins": Kubernetes '
+            "cannot use this containerd"
         )
     if containerd_document.runtime_to_copy(cri, entry) is None and not entry.has_systemd_cgroup:
         notes.append(
-            f'no runtime to copy options from: "{entry.name}" has the defaults, without '
+            f'no runtime to copy options from: "{entry.name}" gets the defaults, without '
             "SystemdCgroup"
         )
     if version == 1 or not engine.drop_in:
@@ -99,7 +99,7 @@ def files_of(engine: EngineConfig, entry: RuntimeEntry, source: str | None) -> F
 def _in_place(
     document: Mapping[str, Any], entry: RuntimeEntry, version: int, cri: Mapping[str, Any]
 ) -> list[Edit]:
-    """Return the edits of a config *document* that has the runtimes itself."""
+    """Return the edits of a config *document* that is edited itself, without a drop-in."""
     version = containerd_document.version_of(document) if document else version
     own = containerd_document.cri_settings(document, version)
     return [
@@ -109,9 +109,9 @@ def _in_place(
 
 
 def _read_last(engine: EngineConfig, main: Mapping[str, Any], version: int) -> EngineConfig:
-    """Return *engine* with the other drop-in if the usual one would be read before somebody's.
+    """Return *engine* with its last drop-in if other files would be read after the usual one.
 
-    Once that is there it stays, whatever becomes of those.
+    An existing last drop-in is used even if there are no such files any more.
     """
     _, after = containerd_imports.around(main, engine.config, engine.drop_in)
     has_rival = any(_has_cri(path, version) for path in after if path != engine.last)
@@ -121,7 +121,7 @@ def _read_last(engine: EngineConfig, main: Mapping[str, Any], version: int) -> E
 
 
 def _new_version(socket: str) -> int:
-    """Return the version that a new config is to have for the containerd at *socket*."""
+    """Return the config version of a new file for the containerd at *socket*."""
     major = containerd_socket.major_version(socket) if socket else None
     return containerd_document.NEW_VERSION if major is None or major < 2 else 3
 
@@ -132,9 +132,9 @@ def _has_cri(path: str, version: int) -> bool:
 
 
 def _effective_cri(cri: Mapping[str, Any], version: int, before: list[str]) -> dict[str, Any]:
-    """Return the settings in force: those of the last file that has any, *cri* being the first.
+    """Return the settings in force: those of the last file of *before* that has any, else *cri*.
 
-    Raises ConfigError for a file of another version, which says the same under another name.
+    Raises ConfigError for a file of another version, which has the settings under another key.
     """
     for path in reversed(before):
         imported, own = containerd_imports.cri_of(path, version)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""containerd's settings in a config of version 1, 2 or 3, or in a drop-in of it; pure.
+"""The settings in a containerd config or drop-in of version 1, 2 or 3; pure.
 
 Before 2.1, containerd takes the table of a plugin from the last file that has it, so a drop-in
 must contain a copy of the whole table.
@@ -16,7 +16,7 @@ from gpuruntime.engines.errors import BadFileError
 from gpuruntime.engines.runtime_entry import RuntimeEntry, candidates
 
 RUNTIME_TYPE = "io.containerd.runc.v2"
-# For a config file that is not there yet: every containerd from 1.2 on reads it.
+# The version of a new config file: every containerd since 1.2 reads it.
 NEW_VERSION = 2
 _PLUGINS = {1: "cri", 2: "io.containerd.grpc.v1.cri"}
 _PLUGIN = "io.containerd.cri.v1.runtime"
@@ -28,12 +28,12 @@ _BARE_RUNTIME = {
 }
 
 
-# The runtime that containerd has if none is configured, and that is its default runtime.
+# The runtime that containerd provides, as its default, if none is configured.
 _RUNC = {"runtime_type": RUNTIME_TYPE}
 
 
 def version_of(document: Mapping[str, Any]) -> int:
-    """Return the version of a config; raise BadFileError if it is not a version."""
+    """Return the version of a config; raise BadFileError if it is not valid."""
     check_spelling(document, (("version",), ("imports",), ("plugins",)))
     if not document:
         return NEW_VERSION
@@ -44,12 +44,12 @@ def version_of(document: Mapping[str, Any]) -> int:
 
 
 def plugin_path(version: int) -> Path:
-    """Return where the settings of the CRI plugin are in a config of this *version*."""
+    """Return the path of the CRI plugin's settings in a config of *version*."""
     return ("plugins", _PLUGINS.get(version, _PLUGIN))
 
 
 def cri_settings(document: Mapping[str, Any], version: int) -> dict[str, Any]:
-    """Return the settings of the CRI plugin in *document*; raise BadFileError if they are none."""
+    """Return the CRI plugin's settings in *document*; raise BadFileError if not a table."""
     base = plugin_path(version)
     containerd = (*base, "containerd")
     keys = ((*containerd, "runtimes"), (*containerd, "default_runtime_name"))
@@ -58,16 +58,16 @@ def cri_settings(document: Mapping[str, Any], version: int) -> dict[str, Any]:
 
 
 def is_cri_disabled(document: Mapping[str, Any]) -> bool:
-    """Return whether *document* turns the CRI plugin off, as docker does."""
+    """Return whether *document* disables the CRI plugin, as docker's does."""
     disabled = document.get("disabled_plugins", [])
     names = {"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"}
     return isinstance(disabled, list) and any(name in names for name in disabled)
 
 
 def runtime_to_copy(cri: Mapping[str, Any], entry: RuntimeEntry) -> dict[str, Any] | None:
-    """Return the settings of the runtime whose options *entry* gets; None if there is none.
+    """Return the settings of the runtime whose options are copied to *entry*, None if none fits.
 
-    A runtime that runs the same program is *entry* under another name, not one to copy.
+    A runtime that runs the same program is *entry* under another name and is not copied.
     """
     runtimes = table_at(cri, ("containerd", "runtimes"))
     for name in candidates(look_up(cri, ("containerd", "default_runtime_name")), entry.name):
@@ -81,7 +81,7 @@ def runtime_to_copy(cri: Mapping[str, Any], entry: RuntimeEntry) -> dict[str, An
 def _runtime(
     sources: Iterable[Mapping[str, Any]], entry: RuntimeEntry, version: int
 ) -> dict[str, Any]:
-    """Return the table of the runtime *entry*: a copy, but for the program that is run."""
+    """Return the table of the runtime *entry*: a copy except for the program."""
     copies = (runtime_to_copy(cri, entry) for cri in sources)
     copied = next((table for table in copies if table is not None), None)
     table = copied if copied is not None else dict(_BARE_RUNTIME)
@@ -101,13 +101,13 @@ def _runtime(
 
 
 def _annotations(table: Mapping[str, Any], entry: RuntimeEntry) -> list[str]:
-    known = table.get("container_annotations", [])
-    if not isinstance(known, list) or not all(isinstance(item, str) for item in known):
+    patterns = table.get("container_annotations", [])
+    if not isinstance(patterns, list) or not all(isinstance(item, str) for item in patterns):
         raise BadFileError(
             'has "container_annotations", which is not a list of strings', "correct it"
         )
     ours = entry.annotation_patterns()
-    return [*ours, *(item for item in known if item not in ours)]
+    return [*ours, *(item for item in patterns if item not in ours)]
 
 
 def configure(
@@ -119,8 +119,8 @@ def configure(
     """Return the edits that register *entry* in the config *document*.
 
     Its options are copied from the first of *sources*, settings of the CRI plugin, that has a
-    runtime to copy; without *sources*, from *document*. Raises BadFileError if something else is
-    where a table must be.
+    runtime to copy; without *sources*, from *document*. Raises BadFileError if a value that must
+    be a table is not.
     """
     base = plugin_path(version)
     cri = cri_settings(document, version)
@@ -129,23 +129,23 @@ def configure(
     if entry.name in runtimes:
         table_at(runtimes, (entry.name,))
     default = look_up(cri, ("containerd", "default_runtime_name"))
-    found: list[Edit] = []
+    edits: list[Edit] = []
     if "version" not in document:
-        found.append((("version",), version))
+        edits.append((("version",), version))
     if entry.has_cdi:
         place = containerd if version == 1 else base
-        found.append(((*place, "enable_cdi"), True))
+        edits.append(((*place, "enable_cdi"), True))
     if entry.is_default:
-        found.append(((*containerd, "default_runtime_name"), entry.name))
+        edits.append(((*containerd, "default_runtime_name"), entry.name))
     elif default == entry.name:
-        found.append(((*containerd, "default_runtime_name"), None))
+        edits.append(((*containerd, "default_runtime_name"), None))
     table = _runtime(sources or (cri,), entry, version)
-    found.append(((*containerd, "runtimes", entry.name), table))
-    return found
+    edits.append(((*containerd, "runtimes", entry.name), table))
+    return edits
 
 
 def with_runc(document: Mapping[str, Any], version: int) -> list[Edit]:
-    """Return the edits of a config *document* without any runtime that keep containerd's runc."""
+    """Return the edits that keep containerd's built-in runc if *document* has no runtime."""
     path = (*plugin_path(version), "containerd", "runtimes")
     return [] if table_at(document, path) else [((*path, "runc"), _RUNC)]
 
@@ -153,10 +153,10 @@ def with_runc(document: Mapping[str, Any], version: int) -> list[Edit]:
 def shared_settings(
     cri: Mapping[str, Any], version: int, main: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return what a drop-in has besides our runtimes: the settings *cri* of the plugin.
+    """Return the content of a drop-in besides our runtimes: the settings *cri* of the plugin.
 
-    Without any runtime in them containerd has runc, but only as long as there is no other: then
-    runc is added, as the settings *main* of the main file have it, if they do.
+    containerd provides runc only as long as no runtime is configured. If *cri* has no runtime,
+    runc is therefore added, as configured in *main*, the settings of the main file.
     """
     settings = copy.deepcopy(dict(cri))
     if not table_at(settings, ("containerd", "runtimes")):
@@ -166,22 +166,22 @@ def shared_settings(
 
 
 def remove(document: Mapping[str, Any], name: str) -> list[Edit]:
-    """Return the edits that take the runtime *name* out, and the tables that are empty then."""
+    """Return the edits that remove the runtime *name* and the tables that become empty."""
     base = plugin_path(version_of(document))
     containerd = (*base, "containerd")
     rest = copy.deepcopy(dict(document))
-    found: list[Edit] = []
+    edits: list[Edit] = []
     if look_up(document, (*containerd, "default_runtime_name")) == name:
-        found.append(((*containerd, "default_runtime_name"), None))
+        edits.append(((*containerd, "default_runtime_name"), None))
     path: Path = (*containerd, "runtimes", name)
     if name in table_at(document, path[:-1]):
-        found.append((path, None))
-    for gone, _ in found:
+        edits.append((path, None))
+    for gone, _ in edits:
         put(rest, gone, None)
-    while found and len(path) > 1:
+    while edits and len(path) > 1:
         path = path[:-1]
         if look_up(rest, path) != {}:
             break
-        found.append((path, None))
+        edits.append((path, None))
         put(rest, path, None)
-    return found
+    return edits

@@ -17,7 +17,7 @@ from gpuruntime.engines.errors import BadFileError
 
 
 def import_of(drop_in: str) -> str:
-    """Return the import of *drop_in*: all TOML files of its directory, or the file alone."""
+    """Return the import of *drop_in*: a pattern for its directory if possible, else its path."""
     directory = os.path.dirname(drop_in)
     if not drop_in.endswith(".toml") or go_glob.has_wildcards(directory):
         return drop_in
@@ -25,7 +25,7 @@ def import_of(drop_in: str) -> str:
 
 
 def added(document: Mapping[str, Any], path: str, drop_in: str, version: int) -> list[Edit]:
-    """Return the edits of the config file *path* by which it imports *drop_in*.
+    """Return the edits that make the config file *path* import *drop_in*.
 
     *version* is that of a new file. Raises BadFileError.
     """
@@ -38,7 +38,7 @@ def added(document: Mapping[str, Any], path: str, drop_in: str, version: int) ->
 
 
 def removed(document: Mapping[str, Any], drop_in: str) -> list[Edit]:
-    """Return the edits that end the import of *drop_in*, none if others are imported with it."""
+    """Return the edits that remove the import of *drop_in*, none if it imports other files too."""
     pattern = import_of(drop_in)
     listed = document.get("imports", [])
     if not isinstance(listed, list) or pattern not in listed or is_needed(drop_in, (drop_in,)):
@@ -51,13 +51,13 @@ def removed(document: Mapping[str, Any], drop_in: str) -> list[Edit]:
 
 
 def is_needed(drop_in: str, gone: Collection[str]) -> bool:
-    """Return whether the import of *drop_in* has other files than those that are *gone*."""
+    """Return whether the import of *drop_in* still matches files that are not in *gone*."""
     pattern = import_of(drop_in)
     return "*" in pattern and any(path not in gone for path in go_glob.paths(pattern))
 
 
 def around(document: Mapping[str, Any], path: str, drop_in: str) -> tuple[list[str], list[str]]:
-    """Return the files that are read before, and those that are read after *drop_in*.
+    """Return the files that are read before *drop_in*, and those that are read after it.
 
     *document* is the config file *path*, which will import *drop_in*. Raises BadFileError, and
     ConfigError for an imported file.
@@ -82,7 +82,7 @@ def around(document: Mapping[str, Any], path: str, drop_in: str) -> tuple[list[s
 def cri_of(path: str, version: int) -> tuple[dict[str, Any], int]:
     """Return the CRI plugin's settings in the imported file *path*, and the file's version.
 
-    Without one, it has the *version* of the file that imports it. Raises ConfigError.
+    A file without a version has the *version* of the file that imports it. Raises ConfigError.
     """
     try:
         document = toml_text.parse(files.read(path) or "")
@@ -125,8 +125,9 @@ def _listed(document: Mapping[str, Any]) -> list[str]:
 def _absolute(listed: list[str], path: str, version: int) -> list[str]:
     """Return the imports of the file *path* as absolute paths and patterns.
 
-    Before 2.0 containerd takes a relative pattern as one of its working directory, which we do not
-    know, and a relative path as one beside the file.
+    containerd before 2.0 resolves a relative path against the directory of the file, but a
+    relative pattern against its working directory, which we do not know: such patterns are left
+    out.
     """
     directory = os.path.dirname(os.path.abspath(path))
     return [
@@ -137,7 +138,7 @@ def _absolute(listed: list[str], path: str, version: int) -> list[str]:
 
 
 def _resolved(listed: list[str], path: str, drop_in: str, version: int) -> list[str]:
-    """Return the files that the file *path* imports, *drop_in* as if it were there already."""
+    """Return the files that the file *path* imports, as if *drop_in* already existed."""
     resolved = []
     for item in _absolute(listed, path, version):
         if "*" not in item:

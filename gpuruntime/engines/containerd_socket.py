@@ -21,26 +21,26 @@ _FIELDS = (
     ("content-type", "application/grpc"),
     ("te", "trailers"),
 )
-# A message of no fields, and that it is not compressed.
+# An uncompressed message without fields.
 _NOTHING = bytes(5)
 
 
 def major_version(path: str) -> int | None:
-    """Return the first number of the version of the containerd at the socket *path*.
+    """Return the major version of the containerd at the socket *path*.
 
-    None if nobody answers there, or in no way that is known.
+    None if there is no response, or not one of this protocol.
     """
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(TIMEOUT_S)
             connection.connect(path)
-            answer = _call(connection)
+            response = _call(connection)
     except OSError:
         return None
-    # The field number 1 of the answer, after five bytes of gRPC, is a string.
-    if answer[5:6] != b"\x0a":
+    # After five bytes of gRPC, field number 1 of the message is a string: the version.
+    if response[5:6] != b"\x0a":
         return None
-    match = re.match(rb"v?([0-9]{1,4})\.", answer[7:])
+    match = re.match(rb"v?([0-9]{1,4})\.", response[7:])
     return int(match.group(1)) if match else None
 
 
@@ -52,7 +52,7 @@ def _call(connection: socket.socket) -> bytes:
         + _frame(_HEADERS, _END_HEADERS, _STREAM, block)
         + _frame(_DATA, _END_STREAM, _STREAM, _NOTHING)
     )
-    answer = b""
+    response = b""
     for _ in range(MAX_FRAMES):
         head = _receive(connection, 9)
         size = int.from_bytes(head[:3], "big")
@@ -62,14 +62,14 @@ def _call(connection: socket.socket) -> bytes:
             reply = payload if kind == _PING else b""
             connection.sendall(_frame(kind, _ACK, 0, reply))
         if kind == _DATA:
-            answer += payload
+            response += payload
         if stream == _STREAM and (flags & _END_STREAM or kind not in (_DATA, _HEADERS)):
             break
-    return answer
+    return response
 
 
 def _literal(text: str, kind: bytes = b"\0") -> bytes:
-    """Return a string as HPACK has it; before a name there is that nothing need be remembered."""
+    """Return *text* as an HPACK string; *kind* is the prefix: a literal that is not indexed."""
     return kind + bytes([len(text)]) + text.encode()
 
 
@@ -82,6 +82,6 @@ def _receive(connection: socket.socket, size: int) -> bytes:
     while len(data) < size:
         chunk = connection.recv(size - len(data))
         if not chunk:
-            raise ConnectionError("the other side has closed it")
+            raise ConnectionError("the connection was closed by the server")
         data += chunk
     return data

@@ -27,17 +27,17 @@ DEFAULT = (*RUNTIME, "default_runtime")
 def configure(
     document: Mapping[str, Any], entry: RuntimeEntry, source: Mapping[str, Any]
 ) -> list[Edit]:
-    """Return the edits of *document* that make *entry* known.
+    """Return the edits that register *entry* in *document*.
 
-    It takes after a runtime of *source*, the config in force. Raises BadFileError if something
-    else is where a table must be.
+    Its options are copied from a runtime of *source*, the config in force. Raises BadFileError if
+    a value that must be a table is not.
     """
     check_spelling(document, (RUNTIMES, DEFAULT))
     table_at(document, RUNTIMES)
     runtimes = table_at(source, RUNTIMES)
     names = candidates(look_up(source, DEFAULT), entry.name)
     tables = [runtimes[name] for name in names if isinstance(runtimes.get(name), dict)]
-    # A runtime that runs the same program is ours under another name, not one to copy.
+    # A runtime that runs the same program is ours under another name and is not copied.
     copied: dict[str, Any] = next(
         (table for table in tables if table.get("runtime_path") != entry.path), {}
     )
@@ -54,7 +54,7 @@ def configure(
 
 
 def remove(document: Mapping[str, Any], name: str) -> list[Edit]:
-    """Return the edits that take the runtime *name* out."""
+    """Return the edits that remove the runtime *name*."""
     runtimes = table_at(document, RUNTIMES)
     edits: list[Edit] = []
     if look_up(document, DEFAULT) == name:
@@ -65,7 +65,7 @@ def remove(document: Mapping[str, Any], name: str) -> list[Edit]:
 
 
 def merge(documents: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what *documents* are together: a later key wins, and a runtime is one value."""
+    """Return *documents* merged: a later key wins, and each runtime is replaced as a whole."""
     merged: dict[str, Any] = {}
     for document in documents:
         check_spelling(document, (RUNTIMES, DEFAULT))
@@ -84,16 +84,16 @@ def _merge_into(merged: dict[str, Any], document: Mapping[str, Any], path: Path)
 def files_of(engine: EngineConfig, entry: RuntimeEntry, source: str | None) -> FileSet:
     """Return the files of *engine* for *entry*; raise ConfigError or BadFileError.
 
-    *source* is the config as CRI-O prints it, None for that of its files.
+    *source* is the config that CRI-O prints; None: the config files are read.
     """
     notes = ["CRI-O's CDI is always on: --cdi.enabled changes nothing"] if entry.has_cdi else []
     if source is not None:
-        known = toml_text.parse(source)
+        effective_document = toml_text.parse(source)
     else:
         paths = [engine.config]
         if engine.drop_in:
             paths += earlier_drop_ins(engine.drop_in, "", has_subdirectories=True)
-        known = merge([load_toml(path) for path in paths])
+        effective_document = merge([load_toml(path) for path in paths])
 
     def without(document: Mapping[str, Any]) -> list[Edit]:
         return remove(document, entry.name)
@@ -102,11 +102,18 @@ def files_of(engine: EngineConfig, entry: RuntimeEntry, source: str | None) -> F
         target = edited(
             engine.config,
             "toml",
-            lambda document: configure(document, entry, known),
+            lambda document: configure(document, entry, effective_document),
             without,
         )
         return FileSet([target], notes)
     return FileSet(
-        [drop_in(engine.drop_in, {}, lambda document: configure(document, entry, known), without)],
+        [
+            drop_in(
+                engine.drop_in,
+                {},
+                lambda document: configure(document, entry, effective_document),
+                without,
+            )
+        ],
         notes,
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the engines that run here: their programs, and the config files on their command lines."""
+"""Find the running engines: their programs, and the config files on their command lines."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _CONFIG_OPTIONS = {
 }
 DOCKER_CONFIG = "/etc/docker/daemon.json"
 MAX_FILE_BYTES = 1 << 20
-# Processes that start a containerd of their own: /proc/PID/comm.
+# Programs that start a containerd of their own, as in /proc/PID/comm.
 _PARENTS = ("dockerd", "k3s", "k3s-server", "k3s-agent", "rke2", "k0s")
-# Directories in which these keep the config of that containerd.
+# Directories with the config of such a containerd.
 _OWN_DIRECTORIES = ("/var/lib/rancher/", "/run/k3s/", "/etc/k0s/")
-# dockerd's default exec-root, by both of its names.
+# dockerd's default exec-root, by both of its paths.
 EXEC_ROOTS = ("/run/docker", "/var/run/docker")
 
 
@@ -43,7 +43,7 @@ class _Process:
     parent: str
 
     def option(self, *options: str) -> str | None:
-        """Return the absolute path that one of *options* has, None if none has one."""
+        """Return the absolute path that is the value of one of *options*, None without one."""
         for index, word in enumerate(self.words):
             option, equals, value = word.partition("=")
             if option not in options:
@@ -56,9 +56,9 @@ class _Process:
 
 
 def running(proc: str = "/proc") -> Iterator[Daemon]:
-    """Return the engines' daemons that see the same files as this process, so none in containers.
+    """Return the engines' daemons in the mount namespace of this process, not in containers.
 
-    A containerd that another engine has started for itself is not among them.
+    A containerd that another engine has started for itself is not included.
     """
     processes = list(_processes(proc))
     exec_roots = {
@@ -75,9 +75,9 @@ def running(proc: str = "/proc") -> Iterator[Daemon]:
 
 
 def is_own_config(config: str, exec_roots: Collection[str] = EXEC_ROOTS) -> bool:
-    """Return whether *config* is that of a containerd which another engine starts for itself.
+    """Return whether *config* belongs to a containerd that another engine starts for itself.
 
-    *exec_roots* are the directories that dockerd has at run time.
+    *exec_roots* are the exec-roots of the running dockerd processes.
     """
     return config.startswith(_OWN_DIRECTORIES) or any(
         config.startswith(f"{root.rstrip('/')}/containerd/") for root in exec_roots if root
@@ -86,7 +86,7 @@ def is_own_config(config: str, exec_roots: Collection[str] = EXEC_ROOTS) -> bool
 
 def _processes(proc: str) -> Iterator[_Process]:
     try:
-        ours = os.readlink(f"{proc}/self/ns/mnt")
+        own_namespace = os.readlink(f"{proc}/self/ns/mnt")
     except OSError:
         return
     for entry in sorted(os.listdir(proc)):
@@ -94,14 +94,14 @@ def _processes(proc: str) -> Iterator[_Process]:
             continue
         try:
             name = _ENGINES.get(_comm(proc, entry))
-            if name is None or os.readlink(f"{proc}/{entry}/ns/mnt") != ours:
+            if name is None or os.readlink(f"{proc}/{entry}/ns/mnt") != own_namespace:
                 continue
             program = os.readlink(f"{proc}/{entry}/exe")
             with open(f"{proc}/{entry}/cmdline", "rb") as stream:
                 words = os.fsdecode(stream.read(MAX_FILE_BYTES)).split("\0")
             parent = _parent(proc, entry)
         except OSError:
-            # It has ended meanwhile, or is another user's.
+            # The process has ended, or belongs to another user.
             continue
         yield _Process(name, program, words, parent)
 
@@ -112,9 +112,9 @@ def _comm(proc: str, pid: str) -> str:
 
 
 def _parent(proc: str, pid: str) -> str:
-    """Return the name of the parent's program, "" if it has ended."""
+    """Return the name of the parent's program, "" if the parent has ended."""
     with open(f"{proc}/{pid}/stat", encoding="utf-8", errors="replace") as stream:
-        # The second field is a name in parentheses, which can have any character.
+        # The second field is a name in parentheses that can contain any character.
         parent = stream.read(MAX_FILE_BYTES).rpartition(")")[2].split()[1]
     try:
         return _comm(proc, parent)
@@ -125,7 +125,7 @@ def _parent(proc: str, pid: str) -> str:
 def _exec_root(dockerd: _Process) -> str:
     """Return the exec-root of *dockerd*, "" if it has the default one.
 
-    Its containerd survives a restart of dockerd with live-restore, and is then not its child.
+    With live-restore, its containerd survives a restart of dockerd and is then not its child.
     """
     path = dockerd.option("--exec-root")
     if path is not None:

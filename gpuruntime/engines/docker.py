@@ -18,7 +18,7 @@ DEFAULT = "default-runtime"
 
 
 def configure(document: Mapping[str, Any], entry: RuntimeEntry) -> list[Edit]:
-    """Return the edits that make *entry* known; raise BadFileError if *document* is in the way."""
+    """Return the edits that register *entry*; raise BadFileError if *document* is malformed."""
     check_spelling(document, ((RUNTIMES,), (DEFAULT,), ("features",)))
     table_at(document, (RUNTIMES,))
     edits: list[Edit] = []
@@ -32,7 +32,7 @@ def configure(document: Mapping[str, Any], entry: RuntimeEntry) -> list[Edit]:
 
 
 def remove(document: Mapping[str, Any], name: str) -> list[Edit]:
-    """Return the edits that take the runtime *name* out."""
+    """Return the edits that remove the runtime *name*."""
     runtimes = table_at(document, (RUNTIMES,))
     if name not in runtimes:
         return []

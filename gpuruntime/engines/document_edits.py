@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edit a config document in its text, and take our edits out of a text again; pure.
+"""Edit the text of a config document, and revert our edits; pure.
 
-A document is one of three kinds: "json", "toml", or "text", of which only lines are known.
+A document is one of three kinds: "json", "toml", or "text", which has no structure but lines.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpuruntime.engines.errors import BadFileError
 
 Kind = Literal["json", "toml", "text"]
 Path = tuple[str, ...]
-# A path and the value that it is to have; None: it is to be gone.
+# A path and its new value; None: the path is removed.
 Edit = tuple[Path, Any]
 
 EMPTY = {"json": "{}", "toml": "", "text": ""}
@@ -27,7 +27,7 @@ def parse(kind: Kind, text: str) -> dict[str, Any]:
 
 
 def look_up(document: Mapping[str, Any], path: Path) -> Any:  # noqa: ANN401 (any value)
-    """Return what is at *path*, None if nothing is; raise BadFileError if a part is no table."""
+    """Return the value at *path* or None; raise BadFileError if a parent is not a table."""
     value: Any = document
     for depth, part in enumerate(path):
         if value is None:
@@ -41,20 +41,20 @@ def look_up(document: Mapping[str, Any], path: Path) -> Any:  # noqa: ANN401 (an
 
 
 def table_at(document: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the table at *path*, empty if there is none; raise BadFileError if it is none."""
-    found = look_up(document, path)
-    if found is None:
+    """Return the table at *path*, empty if absent; raise BadFileError if not a table."""
+    value = look_up(document, path)
+    if value is None:
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise BadFileError(f'has "{".".join(path)}", which is not a table', "correct it")
-    return found
+    return value
 
 
 def check_spelling(document: Mapping[str, Any], paths: Sequence[Path]) -> None:
-    """Raise BadFileError if a key on one of *paths* is in *document* in other letter case.
+    """Raise BadFileError if *document* has a key of one of *paths* in different letter case.
 
-    Go's decoders match keys in any letter case, some only where no key matches exactly: an engine
-    could take such a key for the one that we add.
+    Go's decoders ignore letter case, some only if no key matches exactly: an engine could use such
+    a key instead of the one that we add.
     """
     for path in paths:
         table: Any = document
@@ -68,7 +68,7 @@ def check_spelling(document: Mapping[str, Any], paths: Sequence[Path]) -> None:
 
 
 def put(document: dict[str, Any], path: Path, value: Any) -> None:  # noqa: ANN401 (any value)
-    """Change *document* so that it has *value* at *path*; None: nothing."""
+    """Set *path* in *document* to *value*; None: remove it."""
     for part in path[:-1]:
         document = document.setdefault(part, {})
     if value is None:
@@ -78,29 +78,29 @@ def put(document: dict[str, Any], path: Path, value: Any) -> None:  # noqa: ANN4
 
 
 def apply(kind: Kind, text: str, edits: Sequence[Edit]) -> str:
-    """Return *text* with *edits* made; what has the right value already is not rewritten."""
+    """Return *text* with *edits* applied; a path that already has the value is not rewritten."""
     language = json_text if kind == "json" else toml_text
     for path, value in edits:
-        found = look_up(parse(kind, text), path)
-        if found == value and type(found) is type(value):
+        current = look_up(parse(kind, text), path)
+        if current == value and type(current) is type(value):
             continue
         if value is None:
             text = language.remove(text, path)
-        elif isinstance(value, dict) and isinstance(found, dict):
-            inner = [((*path, key), None) for key in found if key not in value]
+        elif isinstance(value, dict) and isinstance(current, dict):
+            inner = [((*path, key), None) for key in current if key not in value]
             inner += [((*path, key), item) for key, item in value.items()]
             text = apply(kind, text, inner)
         else:
-            if found is not None and isinstance(found, dict) != isinstance(value, dict):
+            if current is not None and isinstance(current, dict) != isinstance(value, dict):
                 text = language.remove(text, path)
-            text = _put(kind, text, path, found, value)
+            text = _put(kind, text, path, current, value)
     return text
 
 
-def _put(kind: Kind, text: str, path: Path, found: Any, value: Any) -> str:  # noqa: ANN401
+def _put(kind: Kind, text: str, path: Path, current: Any, value: Any) -> str:  # noqa: ANN401
     if kind == "json":
         return json_text.assign(text, path, value)
-    if isinstance(found, list) and isinstance(value, list) and value and value[:-1] == found:
+    if isinstance(current, list) and isinstance(value, list) and value and value[:-1] == current:
         return toml_text.append_item(text, path, value[-1])
     return toml_text.assign(text, path, value)
 
@@ -131,7 +131,7 @@ def is_same(kind: Kind, one: str | None, other: str | None) -> bool:
 
 
 def _sorted(value: Any) -> Any:  # noqa: ANN401 (any value)
-    """Return *value* with its keys in order; by repr(), true is not 1, and nan is nan."""
+    """Return *value* with sorted keys; in its repr() true is not 1, and nan equals nan."""
     if isinstance(value, dict):
         return {key: _sorted(value[key]) for key in sorted(value)}
     return [_sorted(item) for item in value] if isinstance(value, list) else value
@@ -140,30 +140,32 @@ def _sorted(value: Any) -> Any:  # noqa: ANN401 (any value)
 def _reverts(
     path: Path, before: Mapping[str, Any], ours: Mapping[str, Any], now: Mapping[str, Any]
 ) -> Iterator[Edit]:
-    """Return the edits of *now* that revert what *ours* has changed in *before*."""
+    """Return the edits of *now* that revert the changes from *before* to *ours*."""
     for key in {**ours, **before}:
-        old, mine, here = before.get(key), ours.get(key), now.get(key)
-        if old == mine:
+        old, written, current = before.get(key), ours.get(key), now.get(key)
+        if old == written:
             continue
-        if isinstance(mine, dict) and isinstance(here, dict):
-            yield from _reverts((*path, key), old if isinstance(old, dict) else {}, mine, here)
-        elif here == mine:
+        if isinstance(written, dict) and isinstance(current, dict):
+            yield from _reverts(
+                (*path, key), old if isinstance(old, dict) else {}, written, current
+            )
+        elif current == written:
             yield (*path, key), old
-        elif isinstance(mine, list) and isinstance(here, list):
-            had = old if isinstance(old, list) else []
-            kept = [item for item in here if item not in mine or item in had]
-            yield (*path, key), kept if kept or old is not None else None
+        elif isinstance(written, list) and isinstance(current, list):
+            original = old if isinstance(old, list) else []
+            remaining = [item for item in current if item not in written or item in original]
+            yield (*path, key), remaining if remaining or old is not None else None
 
 
 def _prune(kind: Kind, text: str, before: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """Remove tables of *ours* that are empty now and did not exist *before*."""
+    """Return *text* without the tables of *ours* that are empty and did not exist *before*."""
     for path in sorted(_tables((), ours), key=len, reverse=True):
         document = parse(kind, text)
         try:
             if look_up(document, path) == {} and look_up(before, path) is None:
                 text = apply(kind, text, [(path, None)])
         except BadFileError:
-            # Somebody has made something else of a table on the way.
+            # Somebody has replaced a parent table by another value.
             continue
     return text
 
@@ -176,7 +178,7 @@ def _tables(path: Path, table: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def _leaves(table: Mapping[str, Any]) -> bool:
-    """Return whether *table* has anything but its format's version."""
+    """Return whether *table* has any value besides its version."""
     return any(
         _leaves(value) if isinstance(value, dict) else True
         for key, value in table.items()
@@ -185,7 +187,7 @@ def _leaves(table: Mapping[str, Any]) -> bool:
 
 
 def _without_lines(text: str, original: str | None, written: str) -> str | None:
-    """Remove the lines that *written* added to *original*, each block if it is still whole."""
+    """Return *text* without the lines that *written* added, for each block that is unchanged."""
     old = (original or "").splitlines(keepends=True)
     new = written.splitlines(keepends=True)
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
@@ -193,7 +195,7 @@ def _without_lines(text: str, original: str | None, written: str) -> str | None:
         if tag == "equal":
             continue
         piece = "".join(new[begin:end])
-        # What made the file's last line one of two.
+        # Newlines at the ends may belong to a neighbouring line.
         piece = piece if piece in text else piece.strip("\n")
         if not piece or piece not in text:
             continue

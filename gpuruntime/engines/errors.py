@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The errors that keep an engine from being configured."""
+"""The error for a config file of an engine that cannot be edited."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gpuruntime.errors import ConfigError
 
 
 class BadFileError(Exception):
-    """A file cannot be understood; *what* goes on from its name. Becomes a ConfigError."""
+    """A file cannot be edited; *what* continues a sentence that begins with the file's path."""
 
     def __init__(self, what: str, hint: str) -> None:
         super().__init__(what)
@@ -15,5 +15,5 @@ class BadFileError(Exception):
         self.hint = hint
 
     def of(self, path: str) -> ConfigError:
-        """Return this as an error of the file *path*."""
+        """Return the ConfigError for the file *path*."""
         return ConfigError(f'"{path}" {self.what}', self.hint)
