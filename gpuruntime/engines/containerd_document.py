@@ -120,7 +120,7 @@ def configure(
 
     Its options are copied from the first of *sources*, settings of the CRI plugin, that has a
     runtime to copy; without *sources*, from *document*. Raises BadFileError if a value that must
-    be a table is not.
+    be a table is not one.
     """
     base = plugin_path(version)
     cri = cri_settings(document, version)

@@ -30,7 +30,7 @@ def configure(
     """Return the edits that register *entry* in *document*.
 
     Its options are copied from a runtime of *source*, the config in force. Raises BadFileError if
-    a value that must be a table is not.
+    a value that must be a table is not one.
     """
     check_spelling(document, (RUNTIMES, DEFAULT))
     table_at(document, RUNTIMES)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configure an engine, and undo it: what changes in its files, and the changes made on disk.
+"""Configure an engine and undo that: compute the changes to its files, and write them.
 
 A file can have several runtimes of ours, which share some settings: an import, CDI, a copy of the
-engine's settings. An undo of one of them therefore computes the file as it would be if only the
-others had been configured, and makes the difference in the file as it is now.
+engine's settings. The undo of one runtime therefore computes the file as if only the others had
+been configured, and applies the difference to the current file.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def _others(config_file: ConfigFile, record: UndoRecord | None) -> tuple[Registr
 def to_undo(config_files: Sequence[ConfigFile], state: str) -> list[FileChange]:
     """Return the changes to the files that remove the runtime; nothing is written.
 
-    If a record of one file has the runtime, files without the runtime in their records had it
-    before us, if at all, and are left alone.
+    If the record of one file has the runtime, files whose records do not have it are left alone:
+    any runtime of that name in them was not added by us.
     """
     records = {
         config_file.path: undo_records.load(state, config_file.path)
@@ -95,7 +95,7 @@ def to_undo(config_files: Sequence[ConfigFile], state: str) -> list[FileChange]:
         except BadFileError as error:
             raise error.of(config_file.path) from error
         changes.append(change)
-    # A file that imports another is changed before the other is removed.
+    # A file that imports another is changed before the imported file is removed.
     return changes[::-1]
 
 
@@ -129,7 +129,7 @@ def _undone(
 def _has_runtime(config_file: ConfigFile, record: UndoRecord | None) -> bool:
     """Return whether *record* has one of the runtimes that an undo of *config_file* removes.
 
-    A record without runtimes is that of an earlier version, which had one for all.
+    A record without runtimes is from an earlier version, where one record covered all runtimes.
     """
     if record is None:
         return False
@@ -147,7 +147,7 @@ def _undone_by_record(
     if is_needed:
         written = config_file.configure(written)
     elif others and config_file.is_generated:
-        # The settings that the others were configured from may have a copy of the runtime.
+        # The others may have copied the runtime from the settings of the engine.
         written = config_file.remove(written)
     after = document_edits.without(config_file.kind, before, written, record.written)
     record_after = None
@@ -157,16 +157,16 @@ def _undone_by_record(
 
 
 def configure(changes: Sequence[FileChange], state: str) -> list[str]:
-    """Make *changes*, and return what was done to each file: "wrote" or "unchanged".
+    """Apply *changes*, and return a line for each file: "wrote" or "unchanged", and its path.
 
-    The record is written before the file, so that an undo is right whatever happens in between.
+    The record is written before the file, so that an undo works after an interruption.
     """
     lines = []
     for change in changes:
         record = change.record_after
         if record is not None and record != change.record_before:
-            made = files.missing_directories(change.path)
-            directories = (*record.directories, *made)
+            created = files.missing_directories(change.path)
+            directories = (*record.directories, *created)
             undo_records.store(state, dataclasses.replace(record, directories=directories))
         if change.after == change.before or change.after is None:
             lines.append(f'unchanged "{change.path}"')
@@ -177,7 +177,7 @@ def configure(changes: Sequence[FileChange], state: str) -> list[str]:
 
 
 def undo(changes: Sequence[FileChange], state: str) -> list[str]:
-    """Make *changes* of an undo, and return what was done to each file."""
+    """Apply *changes* of an undo, and return a line for each file."""
     lines = []
     for change in changes:
         directories = change.record_before.directories if change.record_before else ()

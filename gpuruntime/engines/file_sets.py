@@ -27,7 +27,7 @@ from gpuruntime.engines.runtime_entry import Registration, RuntimeEntry
 def to_configure(engine: EngineConfig, entry: RuntimeEntry, source: str | None = None) -> FileSet:
     """Return the files of *engine* for *entry*.
 
-    *source* is the config that the engine itself prints, from which options are copied. Raises
+    *source* is the config that the engine itself prints: options are copied from it. Raises
     ConfigError.
     """
     file_set = _files_of(engine, entry, source)
@@ -37,7 +37,7 @@ def to_configure(engine: EngineConfig, entry: RuntimeEntry, source: str | None =
 
 
 def to_undo(engine: EngineConfig, entry: RuntimeEntry) -> FileSet:
-    """Return the files of *engine* that may have *entry* in them. Raises ConfigError."""
+    """Return the files of *engine* that may contain *entry*; raise ConfigError."""
     if engine.family == "template":
         file_set = rancher.files_to_undo(engine, entry)
         registration = Registration(entry, engine.name, engine.config, "")
@@ -45,13 +45,13 @@ def to_undo(engine: EngineConfig, entry: RuntimeEntry) -> FileSet:
     config_files: dict[str, ConfigFile] = {}
     registrations = []
     for path in _drop_ins(engine, entry):
-        each = dataclasses.replace(engine, drop_in=path, last="")
-        # The file that imports the drop-ins is among the files of each.
-        file_set = _files_of(each, entry, None)
+        variant = dataclasses.replace(engine, drop_in=path, last="")
+        # Each file set includes the file that imports the drop-ins.
+        file_set = _files_of(variant, entry, None)
         config_files.update({file.path: file for file in file_set.files})
         drop_in = _drop_in_of(file_set)
         registrations.append(Registration(entry, engine.name, engine.config, drop_in))
-    # Whether an import is still needed depends on what becomes of the drop-ins.
+    # Drop-ins first: whether an import is still needed depends on which of them are removed.
     ordered = sorted(config_files.values(), key=lambda file: not file.is_generated)
     return _registered(engine, FileSet(ordered, []), tuple(registrations))
 
@@ -64,7 +64,7 @@ def _files_of(engine: EngineConfig, entry: RuntimeEntry, source: str | None) -> 
 
 
 def _drop_in_of(file_set: FileSet) -> str:
-    """Return the drop-in of *file_set*, "" if it is the config file itself that is edited."""
+    """Return the drop-in of *file_set*, "" if the config file itself is edited."""
     return next((file.path for file in file_set.files if file.is_generated), "")
 
 
@@ -81,7 +81,7 @@ def _registered(
 
 
 def _edit(engine: EngineConfig, path: str, registration: Registration) -> Make:
-    """Return the edit of the file *path* that makes *registration*."""
+    """Return the edit of the file *path* that adds *registration*."""
     engine = dataclasses.replace(engine, drop_in=registration.drop_in, last="")
     for file in _files_of(engine, registration.entry, registration.source).files:
         if file.path == path:
@@ -90,7 +90,7 @@ def _edit(engine: EngineConfig, path: str, registration: Registration) -> Make:
 
 
 def _drop_ins(engine: EngineConfig, entry: RuntimeEntry) -> list[str]:
-    """Return the drop-ins that may have *entry* in them; the usual one if there is none."""
+    """Return the drop-ins that may contain *entry*; the usual one if none exists."""
     paths = [path for path in (engine.drop_in, engine.last) if path and os.path.exists(path)]
     paths += [
         path
@@ -102,11 +102,11 @@ def _drop_ins(engine: EngineConfig, entry: RuntimeEntry) -> list[str]:
 
 def _has_entry(engine: EngineConfig, path: str, entry: RuntimeEntry) -> bool:
     text = files.read(path)
-    each = dataclasses.replace(engine, drop_in=path, last="")
+    variant = dataclasses.replace(engine, drop_in=path, last="")
     try:
         return any(
             file.remove(text) != text
-            for file in _files_of(each, entry, None).files
+            for file in _files_of(variant, entry, None).files
             if file.path == path
         )
     except BadFileError as error:

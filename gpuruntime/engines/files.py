@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read, replace and remove config files of engines: all or nothing; links and modes are kept."""
+"""Read, replace and remove config files of engines; symlinks and modes are kept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NEW_FILE_MODE = 0o644
 
 
 def read(path: str, max_bytes: int = MAX_BYTES) -> str | None:
-    """Return the text of the file *path*, None if there is none; raise ConfigError if unusable."""
+    """Return the text of the file *path*, None if it does not exist; raise ConfigError."""
     try:
         # O_NONBLOCK: a FIFO must not hang us.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -46,10 +46,10 @@ def read(path: str, max_bytes: int = MAX_BYTES) -> str | None:
 
 
 def replace(path: str, text: str, mode: int = NEW_FILE_MODE) -> None:
-    """Replace the content of the file *path* by *text*, atomically; make missing directories.
+    """Replace the content of the file *path* by *text*, atomically; create missing directories.
 
     An existing file keeps mode, owner and extended attributes; a symlink to it is kept. Raises
-    ConfigError, with nothing half-written, also if *path* is not a regular file.
+    ConfigError, without a partial write, also if *path* is not a regular file.
     """
     try:
         target = resolve(path)
@@ -63,7 +63,7 @@ def replace(path: str, text: str, mode: int = NEW_FILE_MODE) -> None:
 
 
 def remove(path: str, directories: list[str]) -> None:
-    """Remove the file *path*, and those of *directories* that are empty then."""
+    """Remove the file *path*, and those of *directories* that become empty."""
     try:
         target = resolve(path)
         os.unlink(target)
@@ -76,12 +76,12 @@ def remove(path: str, directories: list[str]) -> None:
         try:
             os.rmdir(directory)
         except OSError:
-            # Somebody else has put something there, or has removed it.
+            # The directory has other files, or has been removed by another program.
             return
 
 
 def missing_directories(path: str) -> list[str]:
-    """Return the directories that must be made for the file *path*, the outermost first."""
+    """Return the directories that must be created for the file *path*, the outermost first."""
     missing = []
     directory = os.path.dirname(resolve(path))
     while not os.path.isdir(directory):
@@ -91,9 +91,9 @@ def missing_directories(path: str) -> list[str]:
 
 
 def resolve(path: str) -> str:
-    """Return the path of the file that *path* is, or leads to if it is a link."""
+    """Return *path* with symlinks resolved; raise ConfigError for an untrusted symlink."""
     if os.path.islink(path) and not may_trust(os.stat(os.path.dirname(os.path.abspath(path)))):
-        # Someone else's link could lead anywhere, and we are root.
+        # A symlink of another user could lead to any file, and we may run as root.
         raise ConfigError(
             f'"{path}" is a symlink in a directory that others can write to', "name its target"
         )
@@ -103,22 +103,22 @@ def resolve(path: str) -> str:
 def _replace(path: str, data: bytes, mode: int) -> None:
     directory, name = os.path.split(path)
     try:
-        before = os.stat(path)
+        old_status = os.stat(path)
     except FileNotFoundError:
-        before = None
-    if before is not None and not stat.S_ISREG(before.st_mode):
-        # The rename would put a file in the place of a device, for all who use it.
+        old_status = None
+    if old_status is not None and not stat.S_ISREG(old_status.st_mode):
+        # The rename would replace a device by a file, for every user of the device.
         raise ConfigError(f'"{path}" is not a regular file', "name a config file")
     dirfd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        # Hidden, and without the name's suffix: an engine reads no "*.toml" of ours by halves.
+        # Hidden and without the suffix: an engine that reads "*.toml" ignores the partial file.
         temporary = f".gpuruntime.{os.urandom(8).hex()}"
 
         def finish(fd: int) -> None:
-            if before is not None:
-                _take_after(fd, path, before)
-            # After the owner: a change of that takes bits away.
-            os.fchmod(fd, mode if before is None else stat.S_IMODE(before.st_mode))
+            if old_status is not None:
+                _copy_attributes(fd, path, old_status)
+            # After the owner: chown clears the set-id bits.
+            os.fchmod(fd, mode if old_status is None else stat.S_IMODE(old_status.st_mode))
             os.fsync(fd)
 
         atomic_replace.replace(name, temporary, data, finish, dirfd)
@@ -127,21 +127,21 @@ def _replace(path: str, data: bytes, mode: int) -> None:
         os.close(dirfd)
 
 
-def _take_after(fd: int, path: str, before: os.stat_result) -> None:
-    """Give *fd* the owner and the extended attributes, as of SELinux, of the file *path*."""
+def _copy_attributes(fd: int, path: str, old_status: os.stat_result) -> None:
+    """Copy the owner and the extended attributes, such as SELinux labels, of *path* to *fd*."""
     status = os.fstat(fd)
-    if (before.st_uid, before.st_gid) != (status.st_uid, status.st_gid):
-        os.fchown(fd, before.st_uid, before.st_gid)
+    if (old_status.st_uid, old_status.st_gid) != (status.st_uid, status.st_gid):
+        os.fchown(fd, old_status.st_uid, old_status.st_gid)
     try:
         names = os.listxattr(path)
     except OSError:
-        # A file system without them.
+        # The file system does not support extended attributes.
         return
     for name in names:
         try:
             os.setxattr(fd, name, os.getxattr(path, name))
         except OSError:
-            # A label that only the kernel gives, or that we may not set: the new file has its own.
+            # We may not set the attribute, or only the kernel can: the new file keeps its own.
             continue
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Path patterns as Go's filepath.Match and filepath.Glob read them, which engines use.
+"""Path patterns with the rules of Go's filepath.Match and filepath.Glob, which engines use.
 
-Unlike those of Python's modules, "*" matches a leading dot, "^" negates a set and a backslash
-quotes the next character.
+Unlike in Python's modules, "*" matches a leading dot, "^" negates a set and a backslash quotes
+the next character.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _RANGE = re.compile(r"(?:\\(.)|([^\\-]))(?:-(?:\\(.)|([^\\-])))?", re.DOTALL)
 
 
 def has_wildcards(path: str) -> bool:
-    """Return whether *path*, taken as a pattern, would match other paths than itself."""
+    """Return whether *path* contains characters with a special meaning in a pattern."""
     return _META.search(path) is not None
 
 
@@ -42,7 +42,7 @@ def is_match(pattern: str, path: str) -> bool:
 def paths(pattern: str) -> list[str]:
     """Return the paths that the absolute, well-formed *pattern* matches.
 
-    A directory that cannot be read has no match.
+    A directory that cannot be read has no matches.
     """
     matches = ["/"]
     for part in pattern.split("/")[1:]:
@@ -67,14 +67,14 @@ def _names(directory: str) -> list[str]:
 
 
 def _regex(pattern: str) -> re.Pattern[str]:
-    """Return the regular expression of a *pattern* of one name; raise ValueError."""
+    """Return the regular expression for *pattern*, one path component; raise ValueError."""
     expression = ""
-    at = 0
-    while at < len(pattern):
-        token = _TOKEN.match(pattern, at)
+    position = 0
+    while position < len(pattern):
+        token = _TOKEN.match(pattern, position)
         if token is None:
             raise ValueError(f'"{pattern}" is not a valid pattern')
-        at = token.end()
+        position = token.end()
         if token["any"]:
             expression += "[^/]*"
         elif token["one"]:
@@ -87,19 +87,19 @@ def _regex(pattern: str) -> re.Pattern[str]:
 
 
 def _set(pattern: str, negation: str, text: str) -> str:
-    """Return *text*, characters and ranges, as a set of a regular expression."""
+    """Return the set *text*, of characters and ranges, as a set of a regular expression."""
     ranges = []
-    at = 0
-    while at < len(text):
-        part = _RANGE.match(text, at)
+    position = 0
+    while position < len(text):
+        part = _RANGE.match(text, position)
         if part is None:
             raise ValueError(f'"{pattern}" is not a valid pattern')
-        at = part.end()
+        position = part.end()
         low = part[1] or part[2]
         high = part[3] or part[4] or low
         if low <= high:
             ranges.append(f"{re.escape(low)}-{re.escape(high)}")
     if not ranges:
-        # A range from a character to an earlier one has no match.
+        # A range whose end is before its start matches nothing.
         return "[^/]" if negation else "(?!)"
     return f"[{negation}{''.join(ranges)}]"

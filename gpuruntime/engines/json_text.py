@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Change members of a JSON object in its text; everything else keeps its bytes; pure.
 
-The text is read as dockerd reads it since 23.0: a byte order mark is skipped, and a text of blanks
-is an empty object. Where dockerd's decoder is more tolerant than JSON, the text is refused.
+The text is read like dockerd does since 23.0: a byte order mark is skipped, and a blank text is an
+empty object. Text that is not valid JSON is refused even where dockerd's decoder accepts it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NEW_INDENT = "    "
 
 
 class Member(NamedTuple):
-    """Where in the text a member of an object is: its key, and its value until *end*."""
+    """A member of an object: its key, and the offsets of the key, of the value and of its end."""
 
     key: str
     start: int
@@ -43,11 +43,11 @@ def parse(text: str) -> dict[str, Any]:
         raise BadFileError(
             f"is not valid JSON: {error.msg}: {where}", "correct the file"
         ) from error
-    # ValueError: a number of more digits than an int may have.
+    # ValueError: a number has more digits than int() accepts.
     except (ValueError, RecursionError) as error:
         raise BadFileError(f"is not valid JSON: {error}", "correct the file") from error
     if not isinstance(document, dict):
-        raise BadFileError("is not a JSON object", "put the object of an engine's config there")
+        raise BadFileError("is not a JSON object", "replace the content by a JSON object")
     return document
 
 
@@ -69,30 +69,30 @@ def _refuse_constant(word: str) -> Any:  # noqa: ANN401 (json's)
 
 
 def assign(text: str, path: tuple[str, ...], value: Any) -> str:  # noqa: ANN401 (any JSON value)
-    """Return *text* with *value* at *path*; missing objects on the path are made."""
+    """Return *text* with *value* at *path*; missing parent objects are added."""
     if _is_blank(text.removeprefix(BYTE_ORDER_MARK)):
         text = text[: text.startswith(BYTE_ORDER_MARK)] + "{}"
-    brace = _begin(text)
+    start = _begin(text)
     for depth, part in enumerate(path):
-        members = _members(text, brace)
-        found = next((member for member in members if member.key == part), None)
-        if found is None:
+        members = _members(text, start)
+        member = next((member for member in members if member.key == part), None)
+        if member is None:
             for missing in reversed(path[depth + 1 :]):
                 value = {missing: value}
-            return _insert(text, brace, members, (part, value), depth)
-        if depth == len(path) - 1 or text[found.value] != "{":
-            # null is as good as nothing there.
+            return _insert(text, start, members, (part, value), depth)
+        if depth == len(path) - 1 or text[member.value] != "{":
+            # A parent that is null counts as missing.
             for missing in reversed(path[depth + 1 :]):
                 value = {missing: value}
             unit = _unit(text)
-            new = _render(value, unit, _line_indent(text, found.start), _newline(text))
-            return text[: found.value] + new + text[found.end :]
-        brace = found.value
+            new = _render(value, unit, _line_indent(text, member.start), _newline(text))
+            return text[: member.value] + new + text[member.end :]
+        start = member.value
     return text
 
 
 def remove(text: str, path: tuple[str, ...]) -> str:
-    """Return *text* without the member at *path*; unchanged if there is none."""
+    """Return *text* without the member at *path*; unchanged if the member does not exist."""
     if _is_blank(text.removeprefix(BYTE_ORDER_MARK)):
         return text
     brace = _begin(text)
@@ -146,7 +146,7 @@ def _members(text: str, brace: int) -> list[Member]:
 def _insert(
     text: str, brace: int, members: list[Member], pair: tuple[str, Any], depth: int
 ) -> str:
-    """Put the member *pair* at the end of the object, in the manner of those that are there."""
+    """Return *text* with *pair* as the last member of the object, formatted like its others."""
     key, value = pair
     unit = _unit(text)
     newline = _newline(text)
@@ -155,7 +155,7 @@ def _insert(
         gap = text[members[-2].end : last.start].partition(",")[2] if len(members) > 1 else " "
         before = text[brace + 1 : last.start] if len(members) == 1 else gap
         if "\n" not in before:
-            # All on one line, as it is.
+            # The members are on one line.
             new = f",{gap}{json.dumps(key)}: {_compact(value)}"
         else:
             indent = _line_indent(text, last.start)
@@ -169,7 +169,7 @@ def _insert(
 
 
 def _render(value: Any, unit: str, indent: str, newline: str) -> str:  # noqa: ANN401
-    """Return *value* as JSON whose lines but the first are indented by *indent*."""
+    """Return *value* as JSON; every line except the first is indented by *indent*."""
     dumped = json.dumps(value, indent=unit, ensure_ascii=False)
     return dumped.replace("\n", newline + indent)
 
@@ -179,13 +179,13 @@ def _compact(value: Any) -> str:  # noqa: ANN401
 
 
 def _line_indent(text: str, at: int) -> str:
-    """Return the blanks at the beginning of the line in which *at* is."""
+    """Return the indentation of the line that contains *at*."""
     line = text[text.rfind("\n", 0, at) + 1 : at]
     return line[: len(line) - len(line.lstrip(" \t"))]
 
 
 def _unit(text: str) -> str:
-    """Return what the members of the outermost object are indented by."""
+    """Return the indentation of the members of the outermost object."""
     match = re.match(r"\ufeff?[ \t\r\n]*\{[ \t]*\r?\n([ \t]+)", text)
     return match.group(1) if match else NEW_INDENT
 

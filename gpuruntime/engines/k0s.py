@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The config files of k0s: a drop-in that it merges itself, or those of a plain containerd."""
+"""The config files of k0s: a drop-in that k0s merges, or the files of a plain containerd."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def files_of(engine: EngineConfig, entry: RuntimeEntry, source: str | None) -> F
     main = files.read(engine.config)
     if main is not None and MANAGED not in main:
         return containerd.files_of(engine, entry, source)
-    # k0s merges such a file into what it generates: there is nothing to copy.
+    # k0s merges the drop-in into its generated config, so no settings need be copied.
     try:
         generated = toml_text.parse(source or files.read(GENERATED_CRI) or "")
     except BadFileError as error:
         raise error.of(GENERATED_CRI) from error
-    known = generated or toml_text.parse(main or "")
+    effective_document = generated or toml_text.parse(main or "")
     version = (
-        containerd_document.version_of(known)
-        if "version" in known
+        containerd_document.version_of(effective_document)
+        if "version" in effective_document
         else containerd_document.NEW_VERSION
     )
     cri = table_at(generated, containerd_document.plugin_path(version))

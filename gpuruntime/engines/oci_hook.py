@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hook file by which podman and CRI-O used to be configured; pure."""
+"""The OCI hooks file that configures older versions of podman and CRI-O; pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def document(program: str) -> str:
-    """Return a hook file by which every container has the prestart hook *program*."""
+    """Return a hooks file that adds the prestart hook *program* to every container.
+
+    Raises ConfigError if *program* is not an absolute path.
+    """
     if not program.startswith("/"):
         raise ConfigError(f'the hook\'s path "{program}" is not absolute', "begin it with /")
     directory = os.path.dirname(program)

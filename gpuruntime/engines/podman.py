@@ -23,24 +23,24 @@ SYSTEM = "/etc/containers/containers.conf"
 DEFAULTS = "/usr/share/containers/containers.conf"
 RUNTIME = ("engine", "runtime")
 RUNTIMES = ("engine", "runtimes")
-# A list replaces the one before it, also podman's own: ours must begin with that.
+# A list replaces the earlier one and podman's default, so our list must begin with those items.
 JSON = ("engine", "runtime_supports_json")
 _DEFAULT_JSON = ["crun", "runc", "kata", "runsc", "youki", "krun"]
 
 
 def configure(
-    document: Mapping[str, Any], entry: RuntimeEntry, known: list[Any] | None = None
+    document: Mapping[str, Any], entry: RuntimeEntry, json_runtimes: list[Any] | None = None
 ) -> list[Edit]:
-    """Return the edits of *document* that make *entry* known, and read its errors as JSON.
+    """Return the edits that register *entry* in *document*, as a runtime with errors in JSON.
 
-    *known* are the runtimes that do so by what podman reads before *document*. Raises
-    BadFileError if something else is where a table or a list must be.
+    *json_runtimes* are the runtimes with errors in JSON according to the files that podman reads
+    before *document*. Raises BadFileError if a value that must be a table or a list is not one.
     """
     check_spelling(document, (RUNTIME, RUNTIMES, JSON))
     table_at(document, RUNTIMES)
     names = look_up(document, JSON)
     if names is None:
-        names = _DEFAULT_JSON if known is None else known
+        names = _DEFAULT_JSON if json_runtimes is None else json_runtimes
     if not isinstance(names, list):
         raise BadFileError(f'has "{".".join(JSON)}", which is not a list', "correct it")
     edits: list[Edit] = []
@@ -49,7 +49,7 @@ def configure(
     elif look_up(document, RUNTIME) == entry.name:
         edits.append((RUNTIME, None))
     if entry.name not in names:
-        # A table at the end says how the list is meant.
+        # A table as the last item has the options of the list.
         count = len(names) - (bool(names) and isinstance(names[-1], dict))
         edits.append((JSON, [*names[:count], entry.name, *names[count:]]))
     edits.append(((*RUNTIMES, entry.name), [entry.path]))
@@ -57,7 +57,7 @@ def configure(
 
 
 def remove(document: Mapping[str, Any], name: str) -> list[Edit]:
-    """Return the edits that take the runtime *name* out."""
+    """Return the edits that remove the runtime *name*."""
     runtimes = table_at(document, RUNTIMES)
     names = look_up(document, JSON)
     edits: list[Edit] = []
@@ -76,7 +76,7 @@ def _read_before(engine: EngineConfig) -> list[str]:
         return [DEFAULTS]
     paths = [DEFAULTS]
     if engine.config != SYSTEM:
-        # A user's files come after those of the system.
+        # The files of a user are read after those of the system.
         paths += [SYSTEM, *drop_ins(f"{SYSTEM}.d", ".conf", has_subdirectories=False)]
     earlier = earlier_drop_ins(engine.drop_in, ".conf", has_subdirectories=False)
     return [*paths, engine.config, *earlier]
@@ -90,23 +90,29 @@ def files_of(engine: EngineConfig, entry: RuntimeEntry, source: str | None) -> F
     def without(document: Mapping[str, Any]) -> list[Edit]:
         return remove(document, entry.name)
 
-    known: list[Any] | None = None
+    json_runtimes: list[Any] | None = None
     for path in _read_before(engine):
         document = load_toml(path)
         check_spelling(document, (JSON,))
         names = look_up(document, JSON)
-        known = names if isinstance(names, list) else known
+        json_runtimes = names if isinstance(names, list) else json_runtimes
     if not engine.drop_in:
         target = edited(
-            engine.config, "toml", lambda document: configure(document, entry, known), without
+            engine.config,
+            "toml",
+            lambda document: configure(document, entry, json_runtimes),
+            without,
         )
         return FileSet([target], notes)
     base: dict[str, Any] = {}
-    put(base, JSON, _DEFAULT_JSON if known is None else known)
+    put(base, JSON, _DEFAULT_JSON if json_runtimes is None else json_runtimes)
     return FileSet(
         [
             drop_in(
-                engine.drop_in, base, lambda document: configure(document, entry, known), without
+                engine.drop_in,
+                base,
+                lambda document: configure(document, entry, json_runtimes),
+                without,
             )
         ],
         notes,

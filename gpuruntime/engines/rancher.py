@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The templates from which k3s and RKE2 make containerd's config; text, never TOML."""
+"""The templates from which k3s and RKE2 generate containerd's config; text, never TOML."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gpuruntime.engines.runtime_entry import RuntimeEntry
 from gpuruntime.engines.toml_render import key_text, literal
 from gpuruntime.errors import ConfigError
 
-# These two look for them when they start, below /usr/bin and /usr/local/nvidia/toolkit, and put
-# them into their config themselves: once more in a template, and containerd would not start.
+# At their start k3s and RKE2 search for these programs in the directories below, and add them to
+# their config. If a template defined the same runtime again, containerd would not start.
 DETECTED = {
     "nvidia": "nvidia-container-runtime",
     "nvidia-cdi": "nvidia-container-runtime.cdi",
@@ -32,23 +32,24 @@ _BLOCK = re.compile(re.escape(_BEGIN) + ".*?" + re.escape(_END), re.DOTALL)
 
 
 def version_of(path: str, text: str | None) -> int:
-    """Return the version of the config that the template *text* in the file *path* makes."""
+    """Return the version of the config that the template *text* in the file *path* generates."""
     if os.path.basename(path) == NAMES[0]:
         return 3
-    found = re.search(r"^[ \t]*version[ \t]*=[ \t]*([1-9])\b", text or "", re.MULTILINE)
-    if found:
-        return int(found.group(1))
+    match = re.search(r"^[ \t]*version[ \t]*=[ \t]*([1-9])\b", text or "", re.MULTILINE)
+    if match:
+        return int(match.group(1))
     return 3 if plugin_path(3)[1] in (text or "") else 2
 
 
 def configure(text: str | None, entry: RuntimeEntry, version: int) -> str:
-    """Return the template with *entry* at its end; raise BadFileError if it has that already."""
+    """Return the template with *entry* at its end; raise BadFileError for a foreign duplicate."""
     text = BASE if text is None or not text.strip() else text
     rest = _BLOCK.sub("", text)
     quoted = re.escape(entry.name)
     if re.search(rf"""^[ \t]*\[plugins\..*\.runtimes\.["']?{quoted}["']?\]""", rest, re.MULTILINE):
         raise BadFileError(
-            f'has a runtime "{entry.name}" that is not ours', "remove it, or choose another name"
+            f'has a runtime "{entry.name}" that this program did not add',
+            "remove it, or choose another name",
         )
     block = _block(entry, version, has_field=BASE.strip() in rest or ".SystemdCgroup" in rest)
     if any(_has_name(match, entry.name) for match in _BLOCK.finditer(text)):
@@ -71,12 +72,12 @@ def _block(entry: RuntimeEntry, version: int, *, has_field: bool) -> str:
 
 
 def _has_name(block: re.Match[str], name: str) -> bool:
-    """Return whether the *block* of ours is that of the runtime *name*."""
+    """Return whether *block* is our block for the runtime *name*."""
     return f".runtimes.{key_text((name,))}]" in block.group()
 
 
 def remove(text: str, name: str) -> str:
-    """Return the template without our block of the runtime *name*."""
+    """Return the template without our block for the runtime *name*."""
     return re.sub(
         r"\n?" + _BLOCK.pattern,
         lambda match: "" if _has_name(match, name) else match.group(),
@@ -86,17 +87,17 @@ def remove(text: str, name: str) -> str:
 
 
 def files_of(engine: EngineConfig, entry: RuntimeEntry, source: str | None) -> FileSet:
-    """Return the files of *engine*, a k3s or an RKE2; raise ConfigError if it cannot."""
+    """Return the files of *engine*, k3s or RKE2; raise ConfigError."""
     del source
     notes = []
     if entry.has_cdi:
-        notes.append(f"{engine.name} decides itself about CDI: --cdi.enabled changes nothing")
+        notes.append(f"{engine.name} manages CDI itself: --cdi.enabled has no effect")
     if entry.name in DETECTED:
         return _detected(engine, entry, notes)
     if entry.is_default:
         raise ConfigError(
-            f"{engine.name} does not start with a default runtime that it has not found itself, "
-            f'and of ours it finds "nvidia" only',
+            f"{engine.name} does not start with a default runtime that it has not detected "
+            f'itself, and of our runtimes it detects only "nvidia"',
             "select the runtime by a RuntimeClass, or use --runtime-name nvidia after an "
             "installation under the incumbent's names",
         )
@@ -115,9 +116,9 @@ def _in_template(engine: EngineConfig, entry: RuntimeEntry) -> ConfigFile:
 
 
 def _template_path(path: str) -> str:
-    """Return the template in the directory *path*, or beside the config *path* that is made of it.
+    """Return the path of the template in the directory *path* or beside the config *path*.
 
-    Old releases know one name only; new ones take that too, if there is no file of the other.
+    Old releases read the old name only; new ones read it if no file with the new name exists.
     """
     is_generated = os.path.basename(path) == "config.toml"
     if not (is_generated or os.path.isdir(path) or os.path.basename(path) == "containerd"):
@@ -131,16 +132,16 @@ def _template_path(path: str) -> str:
 
 
 def _detected(engine: EngineConfig, entry: RuntimeEntry, notes: list[str]) -> FileSet:
-    """Return what there is to do where the engine finds the runtime itself: the default."""
+    """Return the files for a runtime that the engine detects itself: at most the default."""
     program = DETECTED[entry.name]
     places = [f"{directory}/{program}" for directory in DETECTED_IN]
     if not any(map(os.path.exists, places)):
         raise ConfigError(
-            f'{engine.name} looks for the runtime "{entry.name}" in {" and ".join(places)}, and '
-            "it is in neither",
+            f'{engine.name} looks for the runtime "{entry.name}" in {" and ".join(places)}, but '
+            "neither exists",
             "install under the incumbent's names, or choose another --runtime-name",
         )
-    notes.append(f'{engine.name} finds the runtime "{entry.name}" itself when it starts')
+    notes.append(f'{engine.name} detects the runtime "{entry.name}" itself when it starts')
     return FileSet([whole(engine.more, _default_line(entry))] if entry.is_default else [], notes)
 
 
@@ -149,5 +150,5 @@ def _default_line(entry: RuntimeEntry) -> str:
 
 
 def files_to_undo(engine: EngineConfig, entry: RuntimeEntry) -> FileSet:
-    """Return the files that may have *entry* in them."""
+    """Return the files that may contain *entry*."""
     return FileSet([_in_template(engine, entry), whole(engine.more, _default_line(entry))], [])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the engines' config files that name a program of ours, and the commands that undo that."""
+"""Find the engines' config files that name our programs, and the commands that undo that."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Reference(NamedTuple):
 
 
 def find(programs: Collection[str], host: HostFacts, state: str) -> list[Reference]:
-    """Return the references to *programs* in the files that we recorded, and in the usual ones.
+    """Return the references to *programs* in the recorded files and in the usual config files.
 
-    A file that cannot be read or parsed has none.
+    A file that cannot be read or parsed is skipped.
     """
     references: dict[tuple[str, str], Reference] = {}
     for record in undo_records.load_all(state):
@@ -54,7 +54,7 @@ def _engine(name: str, host: HostFacts) -> EngineConfig | None:
     try:
         return config_paths.find(name, host, DEFAULT_NAME)
     except ConfigError:
-        # The docker snap, which has no file of ours.
+        # The docker snap, whose files we never edit.
         return None
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A runtime as it is entered into an engine's config: its name, its program, its options."""
+"""The entry of a runtime in an engine's config: its name, its program, its options."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from gpuruntime.errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
-# What engines have by themselves, and must keep.
+# Runtimes that engines provide themselves.
 _RESERVED = frozenset(("runc", "crun", "io.containerd.runc.v2"))
-# Runtimes whose name begins so are fronts to others: nothing to take options from.
+# Runtimes with these prefixes run in front of another runtime: their options are not copied.
 FRONTS = ("nvidia", "gpuruntime")
 LOW_LEVEL = ("runc", "crun")
 
@@ -53,10 +53,11 @@ class RuntimeEntry:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A runtime as it was registered: with which engine, and in which of the engine's files.
+    """The registration of a runtime with an engine.
 
-    *config* is the engine's config file, *drop_in* the drop-in that has the runtime ("": none, the
-    config file has it). *source* is the config that the engine printed, if options are from it.
+    *config* is the engine's config file, *drop_in* the drop-in that has the runtime ("": the
+    config file has it). *source* is the config that the engine printed, if options were copied
+    from it.
     """
 
     entry: RuntimeEntry
@@ -67,11 +68,11 @@ class Registration:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What a later registration of the same runtime in the same place replaces."""
+        """The key of the registration; a later one with the same key replaces it."""
         return (self.entry.name, self.drop_in)
 
 
 def candidates(default: object, name: str) -> list[str]:
-    """Return the names of the runtimes whose options *name* takes over, the best first."""
+    """Return the names of the runtimes whose options may be copied to *name*, the best first."""
     first = [default] if isinstance(default, str) and default and default != name else []
     return [other for other in first if not other.startswith(FRONTS)] + list(LOW_LEVEL)

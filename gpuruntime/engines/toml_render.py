@@ -14,12 +14,12 @@ _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
 def render(document: Mapping[str, Any]) -> str:
-    """Return *document* as text: keys sorted, tables indented, as engines' own tools write it."""
+    """Return *document* as text: keys sorted, tables indented, like the engines' own tools."""
     return "".join(render_table((), document, 0)).lstrip("\n")
 
 
 def literal(value: Any) -> str:  # noqa: ANN401 (any TOML value)
-    """Return *value* as TOML writes it on one line."""
+    """Return *value* as TOML on one line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -41,7 +41,7 @@ def key_text(path: Path) -> str:
 
 
 def render_table(path: Path, table: Mapping[str, Any], depth: int, unit: int = 2) -> Iterable[str]:
-    """Give the lines of *table*: its header, its keys, its tables."""
+    """Yield the lines of *table*: its header, its keys, its tables."""
     keys = sorted(key for key, value in table.items() if not isinstance(value, dict))
     tables = sorted(key for key, value in table.items() if isinstance(value, dict))
     margin = " " * unit * max(depth - 1, 0)

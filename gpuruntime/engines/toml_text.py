@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Change keys in the text of a TOML file; everything else keeps its bytes; pure.
 
-tomlkit sets what is there; our own editing of the text does so only where tomlkit fails or changes
-something else. New keys and tables are added by our own editing first, because tomlkit puts them
-below the comment of the next table. A result is used only if it parses to what is wanted.
+tomlkit changes existing values; our own edits of the text do so only where tomlkit fails or
+changes something else. New keys and tables are added by our own edits first, because tomlkit puts
+them below the comment of the next table. A result is used only if it parses to the expected
+document.
 """
 
 from __future__ import annotations
@@ -34,44 +35,46 @@ MAX_TOMLKIT_CHARS = 64 << 10
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Return the document that *text* is; raise BadFileError, with line and column, if none."""
+    """Return the document in *text*; raise BadFileError, with line and column, if not valid."""
     if text.startswith("\ufeff"):
         raise BadFileError("begins with a byte order mark", "save it as UTF-8 without one")
     if LONG_KEY.search(text):
-        raise BadFileError("has a key of too many parts", "put an engine's config there")
+        raise BadFileError(
+            "has a key of too many parts", "replace the content by a valid config of the engine"
+        )
     try:
         return tomllib.loads(text)
-    # ValueError: more than TOMLDecodeError comes out, as for a number of 5000 digits.
+    # Not only TOMLDecodeError: a number of 5000 digits raises another ValueError.
     except (ValueError, OverflowError, RecursionError) as error:
         raise BadFileError(f"is not valid TOML: {error}", "correct the file") from error
 
 
 def assign(text: str, path: Path, value: Any) -> str:  # noqa: ANN401 (any TOML value)
-    """Return *text* with *value* at *path*; a table that is missing on the way is made.
+    """Return *text* with *value* at *path*; missing parent tables are added.
 
-    A dict as value stands for a table that is not there yet. Raises BadFileError where the text
-    cannot be added to, which only an unusual one is.
+    If *value* is a dict, the table must not exist yet. Raises BadFileError if the text cannot be
+    edited, which happens with an unusual text only.
     """
-    wanted = toml_source.load(text)
-    table = wanted
+    expected = toml_source.load(text)
+    table = expected
     for part in path[:-1]:
         table = table.setdefault(part, {})
     is_present = path[-1] in table
     table[path[-1]] = copy.deepcopy(value)
-    ways: list[Callable[[str, Path, Any], str | None]]
+    edits: list[Callable[[str, Path, Any], str | None]]
     if isinstance(value, dict):
-        ways = [_append_tables, _in_inline_table, _add_by_tomlkit]
+        edits = [_append_tables, _in_inline_table, _add_by_tomlkit]
     elif is_present:
-        ways = [_set_by_tomlkit, _replace_value]
+        edits = [_set_by_tomlkit, _replace_value]
         if len(text) > MAX_TOMLKIT_CHARS:
-            ways.reverse()
+            edits.reverse()
     else:
-        ways = [_below_header, _append_header, _beside_dotted, _in_inline_table, _add_by_tomlkit]
-    for way in ways:
-        changed = way(text, path, value)
+        edits = [_below_header, _append_header, _beside_dotted, _in_inline_table, _add_by_tomlkit]
+    for edit in edits:
+        changed = edit(text, path, value)
         if changed is not None:
             changed = with_newlines_of(text, changed)
-            if has_meaning(changed, wanted):
+            if has_meaning(changed, expected):
                 return changed
     raise BadFileError(
         f'is written so that "{".".join(path)}" cannot be set in it', "write its tables as [table]"
@@ -79,18 +82,21 @@ def assign(text: str, path: Path, value: Any) -> str:  # noqa: ANN401 (any TOML 
 
 
 def remove(text: str, path: Path) -> str:
-    """Return *text* without what is at *path*, a key or a table; as it is if there is nothing."""
-    wanted = toml_source.load(text)
-    table: Any = wanted
+    """Return *text* without the key or table at *path*; unchanged if it does not exist.
+
+    Raises BadFileError if the text cannot be edited.
+    """
+    expected = toml_source.load(text)
+    table: Any = expected
     for part in path[:-1]:
         table = table.get(part) if isinstance(table, dict) else None
     if not isinstance(table, dict) or path[-1] not in table:
         return text
     del table[path[-1]]
-    # tomlkit takes the comment above the next table as well, and leaves blank lines.
-    for way in (_cut, _cut_by_tomlkit):
-        changed = way(text, path)
-        if changed is not None and has_meaning(changed, wanted):
+    # tomlkit also removes the comment above the next table, and leaves blank lines.
+    for edit in (_cut, _cut_by_tomlkit):
+        changed = edit(text, path)
+        if changed is not None and has_meaning(changed, expected):
             return changed
     raise BadFileError(
         f'is written so that "{".".join(path)}" cannot be removed from it', "remove it by hand"
@@ -98,21 +104,21 @@ def remove(text: str, path: Path) -> str:
 
 
 def append_item(text: str, path: Path, item: str) -> str:
-    """Return *text* with *item* at the end of the list at *path*, whose lines stay as they are."""
-    wanted = toml_source.load(text)
-    table = wanted
+    """Return *text* with *item* appended to the list at *path*, whose lines are unchanged."""
+    expected = toml_source.load(text)
+    table = expected
     for part in path[:-1]:
         table = table[part]
     table[path[-1]] = [*table[path[-1]], item]
-    # tomlkit indents an only item by four blanks, whatever the file has elsewhere.
+    # tomlkit indents a single item by four blanks, whatever the indentation of the file.
     changed = _in_list(text, path, item)
-    if changed is not None and has_meaning(changed, wanted):
+    if changed is not None and has_meaning(changed, expected):
         return changed
     return assign(text, path, table[path[-1]])
 
 
 def _statements(text: str) -> Iterator[Statement]:
-    """Return the headers and keys of *text*; the path of what is in [[tables]] is ambiguous."""
+    """Return the headers and keys of *text*, not those in [[tables]]: their path is ambiguous."""
     for statement in toml_source.scan(text):
         if statement.kind != "sample" and not statement.in_array:
             yield statement
@@ -126,7 +132,7 @@ def _set_by_tomlkit(text: str, path: Path, value: Any) -> str | None:  # noqa: A
 
 
 def _only_value_of(path: Path, text: str, changed: str | None) -> str | None:
-    """Return *changed* if it is *text* in all but the value at *path*, or in an inline table."""
+    """Return *changed* if only the value of *path* or of a parent key differs from *text*."""
     if changed is None:
         return None
     for statement in _statements(text):
@@ -146,7 +152,7 @@ def _replace_value(text: str, path: Path, value: Any) -> str | None:  # noqa: AN
 
 
 def _below_header(text: str, path: Path, value: Any) -> str | None:  # noqa: ANN401
-    """Add the key to its table, behind the last key that the table's header has below it."""
+    """Add the key to its table, after the last key below the table's header."""
     last = None
     is_inside = len(path) == 1
     before = None
@@ -167,7 +173,7 @@ def _below_header(text: str, path: Path, value: Any) -> str | None:  # noqa: ANN
 
 
 def _above_comments(text: str, at: int) -> int:
-    """Return where the block of comments right above the line at *at* begins."""
+    """Return the start of the comment block directly above the line at *at*."""
     if at == len(text):
         return at
     while at:
@@ -193,11 +199,11 @@ def _append_header(text: str, path: Path, value: Any) -> str | None:  # noqa: AN
 
 
 def _append_tables(text: str, path: Path, value: Mapping[str, Any]) -> str | None:
-    """Add the table to the end of *text*, indented as the others of the same depth are."""
+    """Add the table to the end of *text*, indented like the others of the same depth."""
     depths = {
-        len(found.path): _indent(text, found.start)
-        for found in _statements(text)
-        if found.kind == "table"
+        len(statement.path): _indent(text, statement.start)
+        for statement in _statements(text)
+        if statement.kind == "table"
     }
     unit = 2 if any(depths.values()) else 0
     lines = "".join(render_table(path, value, len(path), unit))
@@ -206,24 +212,24 @@ def _append_tables(text: str, path: Path, value: Mapping[str, Any]) -> str | Non
 
 
 def _beside_dotted(text: str, path: Path, value: Any) -> str | None:  # noqa: ANN401
-    """Add the key behind one that a dotted key puts into the same table."""
+    """Add the key after a dotted key of the same table."""
     table: Path = ()
-    found = None
+    sibling = None
     for statement in _statements(text):
         if statement.kind == "table":
             table = statement.path
         elif statement.path[: len(path) - 1] == path[:-1] and path[: len(table)] == table:
-            found = statement, len(table)
-    if found is None:
+            sibling = statement, len(table)
+    if sibling is None:
         return None
-    statement, length = found
+    statement, length = sibling
     indent = _indent(text, statement.start)
     line = f"{indent}{key_text(path[length:])} = {literal(value)}"
     return _insert_line(text, statement.end, line)
 
 
 def _in_inline_table(text: str, path: Path, value: Any) -> str | None:  # noqa: ANN401
-    """Add the key to the end of the inline table that is its table."""
+    """Add the key to the end of its inline table."""
     for statement in _statements(text):
         inner = text[statement.value : statement.value_end]
         if statement.path == path[:-1] and inner.startswith("{") and inner.endswith("}"):
@@ -236,7 +242,7 @@ def _in_inline_table(text: str, path: Path, value: Any) -> str | None:  # noqa: 
 
 
 def _add_by_tomlkit(text: str, path: Path, value: Any) -> str | None:  # noqa: ANN401
-    """Change what is in inline tables in others."""
+    """Set the key with tomlkit; missing tables become inline tables."""
 
     def change(document: Any) -> None:  # noqa: ANN401 (tomlkit's)
         table = document
@@ -250,25 +256,25 @@ def _add_by_tomlkit(text: str, path: Path, value: Any) -> str | None:  # noqa: A
 
 
 def _by_tomlkit(text: str, change: Callable[[Any], None]) -> str | None:
-    """Return *text* as *change* leaves tomlkit's document of it, None where tomlkit fails."""
+    """Return *text* after *change* of its tomlkit document, None if tomlkit fails."""
     try:
         document = tomlkit.parse(text)
         change(document)
         return tomlkit.dumps(document)
-    # It has more of its own than its exceptions for what it does not expect.
+    # On unexpected input tomlkit raises other exceptions than its own.
     except (TOMLKitError, AttributeError, LookupError, TypeError, ValueError, RecursionError):
         return None
 
 
 def _at(document: Any, path: Path) -> Any:  # noqa: ANN401 (tomlkit's)
-    """Return what tomlkit's *document* has at *path*."""
+    """Return the item at *path* of the tomlkit *document*."""
     for part in path:
         document = document[part]
     return document
 
 
 def _cut(text: str, path: Path) -> str:
-    """Take out the lines of *path*, and the empty line above a table of it."""
+    """Return *text* without the lines of *path*, and without the empty line above its tables."""
     spans = [
         (statement.start, statement.end)
         for statement in _statements(text)
@@ -289,9 +295,14 @@ def _cut_by_tomlkit(text: str, path: Path) -> str | None:
 
 
 def _in_list(text: str, path: Path, item: str) -> str | None:
-    """Put *item* before the bracket that closes the list, with the comma and the line it needs."""
+    """Add *item* before the closing bracket of the list, with a comma and a line if needed."""
     statement = next(
-        (found for found in _statements(text) if found.kind == "key" and found.path == path), None
+        (
+            statement
+            for statement in _statements(text)
+            if statement.kind == "key" and statement.path == path
+        ),
+        None,
     )
     if statement is None:
         return None
@@ -311,7 +322,7 @@ def _in_list(text: str, path: Path, item: str) -> str | None:
     newline = inner.find("\n", at)
     if newline < 0:
         return _spliced(text, statement.value + at, f"{comma} {literal(item)}")
-    # The comment behind the last item stays behind it.
+    # A comment after the last item stays after that item.
     new = f"\n{_indent(inner, line + 1)}{literal(item)}" + ("," if not comma else "")
     new = new if inner[newline - 1] != "\r" else new.replace("\n", "\r\n")
     cut = newline - (inner[newline - 1] == "\r")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of config files as they were before us, so that an undo restores every byte.
+"""Records of the original config files, so that an undo restores every byte.
 
-They are not beside the files, because CRI-O reads every name in its directory; nor are they
+They are not stored beside the files, because CRI-O reads every file in its directory, nor as
 comments, because JSON has none.
 """
 
@@ -20,7 +20,7 @@ from gpuruntime.errors import ConfigError
 from gpuruntime.trusted_files import may_trust
 
 FORMAT = 1
-# A record has a config file twice, and what the engine printed.
+# A record contains a config file twice, and the output of the engine.
 MAX_BYTES = 16 * files.MAX_BYTES
 DIRECTORY = "/var/lib/gpuruntime/engines"
 
@@ -29,7 +29,7 @@ DIRECTORY = "/var/lib/gpuruntime/engines"
 class UndoRecord:
     """The text of the file *path* without our edits (None: no file), and the text with them.
 
-    *directories* are those that we have made for it, *runtimes* those that the edits register.
+    *directories* are those that we have created for it, *runtimes* those that the edits register.
     """
 
     path: str
@@ -40,7 +40,7 @@ class UndoRecord:
 
 
 def default_directory(environ: dict[str, str], uid: int) -> str:
-    """Return where the records of the user *uid* are kept."""
+    """Return the directory of the records of the user *uid*."""
     if uid == 0:
         return DIRECTORY
     home = environ.get("HOME", "/")
@@ -62,10 +62,10 @@ def load_all(directory: str) -> list[UndoRecord]:
 
 
 def load(directory: str, path: str) -> UndoRecord | None:
-    """Return the record of the file *path*, None if there is none; raise ConfigError."""
+    """Return the record of the file *path*, None if it does not exist; raise ConfigError."""
     name = _name(directory, path)
     if os.path.isdir(directory) and not may_trust(os.stat(directory)):
-        # What a record says was before is what an undo writes.
+        # An undo writes the original text of the record into the config file.
         raise ConfigError(
             f'others can write to "{directory}"', 'name another directory with "--state-dir"'
         )
@@ -109,7 +109,7 @@ def store(directory: str, record: UndoRecord) -> None:
     name = _name(directory, record.path)
     try:
         os.makedirs(directory, mode=0o700, exist_ok=True)
-        # A config can hold the passwords of registries.
+        # A config can contain the passwords of registries.
         files.replace(name, json.dumps(document, indent=2) + "\n", 0o600)
     except (OSError, ConfigError) as error:
         raise ConfigError(
@@ -119,7 +119,7 @@ def store(directory: str, record: UndoRecord) -> None:
 
 
 def forget(directory: str, path: str) -> None:
-    """Remove the record of the file *path*, if there is one, and the directory after the last."""
+    """Remove the record of the file *path*, if any, and the directory if it becomes empty."""
     directories = [directory]
     if os.path.basename(os.path.dirname(directory)) == "gpuruntime":
         directories.append(os.path.dirname(directory))

@@ -249,7 +249,7 @@ def test_a_runtime_that_is_in_the_template_already_is_an_error() -> None:
     text = f'{rancher.BASE}[plugins."io.containerd.grpc.v1.cri".containerd.runtimes."gpuruntime"]'
     place = EngineConfig("k3s", "template", "/x/config.toml.tmpl", "", "")
     (target,) = file_sets.to_configure(place, ENTRY).files
-    with pytest.raises(Exception, match="not ours"):
+    with pytest.raises(Exception, match="that this program did not add"):
         target.configure(text)
 
 
