@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The values of config.toml as a JSON snapshot, and the configuration loaded from it.
+"""Load the configuration from config.toml's values, which are stored as a JSON snapshot.
 
-On the start path. The snapshot records the path, inode, size and times of the file it was compiled
-from; it is not valid for another file, or for another state of that file.
+On the start path. The snapshot records the path, inode, size and times of the file that it was
+compiled from. It is not valid for another file, or for a later state of that file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpuruntime.snapshots.grants import SavedGrants
 
 NAME = "config.json"
-# 4: the stamp of the config file has ctime.
+# 4: the stamp of the config file includes ctime.
 FORMAT = 4
 MAX_BYTES = 1 << 20
 
@@ -30,29 +30,28 @@ def load(
 ) -> Config:
     """Return the configuration that *environment* selects.
 
-    Its values are those in *saved*, which keeps them, or in the snapshot of config files;
-    *compile_file* is called with the path when neither fits, and returns the values by key.
-    Raises ConfigError.
+    The values come from *saved*, or else from the snapshot. If neither is valid, *compile_file* is
+    called with the path of the config file; it returns the values by key. Raises ConfigError.
     """
-    found = find(environment)
-    if found is None:
+    config_file = find(environment)
+    if config_file is None:
         mark = path = None
         values: Mapping[str, Any] = {}
     else:
-        path, mark = found[0], stamp(*found)
-        kept = saved.values(mark) if saved is not None else None
-        if kept is None:
-            kept = _read_snapshot(mark)
-        values = compile_file(path) if kept is None else kept
+        path, mark = config_file[0], stamp(*config_file)
+        stored_values = saved.values(mark) if saved is not None else None
+        if stored_values is None:
+            stored_values = _read_snapshot(mark)
+        values = compile_file(path) if stored_values is None else stored_values
     if saved is not None:
         saved.use(mark, values)
     return Config(values, path)
 
 
 def compiled(mark: list[Any] | None) -> Config | None:
-    """Return the configuration as it was compiled from the file with the stamp *mark*, or None.
+    """Return the configuration in the snapshot of the file with the stamp *mark*, or None.
 
-    Without a config file there is no *mark*, and nothing to compile.
+    If *mark* is None there is no config file, and the configuration has the defaults.
     """
     if mark is None:
         return Config({}, None)
@@ -61,7 +60,7 @@ def compiled(mark: list[Any] | None) -> Config | None:
 
 
 def _read_snapshot(expected: list[Any]) -> dict[str, Any] | None:
-    """Return the values of the snapshot if it is ours and of the file *expected*, else None."""
+    """Return the values of the snapshot if trusted and with the stamp *expected*, else None."""
     snapshot = storage.read_object(storage.RUN_DIRECTORY, NAME, MAX_BYTES)
     if snapshot is None or snapshot.get("format") != FORMAT:
         return None

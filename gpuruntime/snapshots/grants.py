@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saved grants: the results of recent requests, reused while their inputs are unchanged.
 
-On the start path: one file, read once a create. It has lines of ASCII: a head, which is the config
-in force and the host state that inventories go with (gpuruntime/probes.py); then one line for each
-entry: its key, a tab and the grant. An entry from CDI specs has a state of its own. Only the
-requested entry is decoded, and an entry whose state has changed is not used.
+On the start path: one file, read once for each create. It has lines of ASCII. The first line has
+the config in force and the host state (gpuruntime/probes.py) of grants from the inventory. Each
+further line is an entry: its key, a tab and the grant. An entry from CDI specs has its own state.
+Only the requested entry is decoded. An entry whose state has changed is not used.
 
-Writers take no lock: the last one wins, and what is lost is computed again.
+Writers take no lock: the last one wins, and lost entries are computed again.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from gpuruntime.request.parse import Request
 
 NAME = "ready.json"
-# 2: the stamp of the config file has ctime.
+# 2: the stamp of the config file includes ctime.
 FORMAT = 2
 MAX_BYTES = 2 << 20
-# Images that ask for much cannot fill it with what they ask for.
+# Limits, so that requests of images cannot fill the file.
 MAX_KEY_BYTES = 2048
 MAX_ENTRIES = 64
 
 
 class SavedGrants:
-    """The file in *directory* as it is now."""
+    """The saved grants in *directory*, read when the object is made."""
 
     def __init__(self, directory: str = storage.RUN_DIRECTORY) -> None:
         self._directory = directory
@@ -46,35 +46,35 @@ class SavedGrants:
             self._head, self._entries = {}, b""
 
     def values(self, stamp: list[object]) -> dict[str, Any] | None:
-        """Return the values of the config file with *stamp*, None if there is another."""
+        """Return the values of the config file with *stamp*, None if the file has other values."""
         values = self._head.get("values")
         return values if self._head.get("config") == stamp and isinstance(values, dict) else None
 
     def use(self, stamp: list[object] | None, values: Mapping[str, Any]) -> None:
-        """Take the *values* of the config file with *stamp* for those in force."""
+        """Set the config in force: the *values* of the config file with *stamp*."""
         self._stamp, self._values = stamp, values
 
     @property
     def stamp(self) -> list[object] | None:
-        """The stamp of the config file in force, None without one."""
+        """The stamp of the config file in force, None without a config file."""
         return self._stamp
 
     def again(self) -> SavedGrants:
-        """Return the file as it is by now, for the same config."""
-        found = SavedGrants(self._directory)
-        found.use(self._stamp, self._values)
-        return found
+        """Return the saved grants read again, with the same config in force."""
+        saved = SavedGrants(self._directory)
+        saved.use(self._stamp, self._values)
+        return saved
 
     def state(self, key: bytes) -> State | None:
-        """Return the state that goes with what is kept under *key*, None if that is nothing."""
+        """Return the state of the entry with *key*, None if the entry does not exist."""
         if self._head.get("config") != self._stamp:
             return None
         entry = _decoded(self._line(key)) or {}
-        found: State | None = entry.get("state") or self._head.get("state")
-        return found if entry else None
+        state: State | None = entry.get("state") or self._head.get("state")
+        return state if entry else None
 
     def find(self, key: bytes) -> Grant | None:
-        """Return the grant that is kept under *key*, if it still holds."""
+        """Return the grant with *key* if its state is unchanged, else None."""
         if self._head.get("config") != self._stamp:
             return None
         entry = _decoded(self._line(key))
@@ -89,7 +89,7 @@ class SavedGrants:
             return None
 
     def keep(self, key: bytes, grant: Grant, state: State, *, of_inventory: bool) -> None:
-        """Keep *grant* under *key* for as long as the host's *state* is that."""
+        """Save *grant* under *key*; it is valid while the host has *state*."""
         if len(key) > MAX_KEY_BYTES:
             return
         head = {
@@ -105,7 +105,7 @@ class SavedGrants:
             "warnings": grant.warnings,
             "state": None if of_inventory else state,
         }
-        # What goes with another config, or another state of the host, is of no use.
+        # Entries of another config or another state of the host are not valid any more.
         lines = self._entries.splitlines() if head == self._head else []
         lines = [line for line in lines if not line.startswith(key + b"\t")]
         lines.append(key + b"\t" + strictjson.dumps(entry).encode())
@@ -116,21 +116,21 @@ class SavedGrants:
             storage.replace(self._directory, NAME, data)
 
     def _line(self, key: bytes) -> bytes:
-        """Return the entry of *key*, b"" if there is none."""
+        """Return the entry with *key*, b"" if it does not exist."""
         start = key + b"\t"
-        at = 0 if self._entries.startswith(start) else self._entries.find(b"\n" + start) + 1
-        if not at and not self._entries.startswith(start):
+        offset = 0 if self._entries.startswith(start) else self._entries.find(b"\n" + start) + 1
+        if not offset and not self._entries.startswith(start):
             return b""
-        end = self._entries.find(b"\n", at)
-        # Without its end it may be half of one.
-        return self._entries[at + len(start) : end] if end >= 0 else b""
+        end = self._entries.find(b"\n", offset)
+        # A line without a newline may be incomplete.
+        return self._entries[offset + len(start) : end] if end >= 0 else b""
 
 
-def key(asked: Request, hook: str) -> bytes:
-    """Return what tells the grant of *asked* with the hook program *hook* from all others."""
-    extras = asked.extras
+def key(request: Request, hook: str) -> bytes:
+    """Return the key that identifies the grant for *request* with the hook program *hook*."""
+    extras = request.extras
     members = [
-        *(asked.mode, asked.driver_only, asked.devices, hook),
+        *(request.mode, request.driver_only, request.devices, hook),
         *(extras.capabilities, extras.requirements, extras.imex, extras.features, extras.mig),
     ]
     return strictjson.dumps(members).encode()
@@ -138,7 +138,7 @@ def key(asked: Request, hook: str) -> bytes:
 
 def _decoded(text: bytes) -> dict[str, Any] | None:
     try:
-        found = strictjson.loads(text)
+        value = strictjson.loads(text)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A short log of the last messages of hooks, which not every low-level runtime shows.
 
-crun drops what a hook writes, and reports only its exit status. The hook calls `record`, which
-must not decide whether a container starts: it makes no directory, waits for nobody, never raises.
+crun discards the output of a hook and reports only its exit status. The hook calls `record`, which
+must not affect the start of a container: it creates no directory, never waits and never raises.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NAME = "hook-failures.log"
 OLD = f"{NAME}.old"
 PATH = f"{RUN_DIRECTORY}/{NAME}"
 FAILED, WARNED = "failed", "warned"
-# Of each of the two files.
+# The limit of each of the two files.
 MAX_BYTES = 64 << 10
 MAX_LINES = 16
 _WARNING = ": warning: "
@@ -27,10 +27,10 @@ _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 def record(text: str, status: int, directory: str = RUN_DIRECTORY) -> None:
-    """Append what a hook said, *text*, before it ended with *status*; all of it if it failed.
+    """Append the output *text* of a hook that ended with *status*: if 0, its warnings only.
 
-    Of a hook that did not fail, its warnings. Only in a directory that is there and root's alone,
-    which one of an unprivileged user namespace is not.
+    The directory must exist and be owned and writable by root only. It is not in an unprivileged
+    user namespace.
     """
     lines = text.splitlines()
     if status == 0:
@@ -39,12 +39,12 @@ def record(text: str, status: int, directory: str = RUN_DIRECTORY) -> None:
         return
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     word = WARNED if status == 0 else FAILED
-    # The last say why.
+    # The last lines contain the reason.
     data = "".join(f"{now} {word} {escape(line)}\n" for line in lines[-MAX_LINES:]).encode()
     try:
         _append(directory, data)
     except OSError:
-        # Read-only, full, not ours: the hook has said it on stderr as well.
+        # The directory is read-only, full or not ours. The hook has also written to stderr.
         return
 
 
@@ -61,7 +61,7 @@ def _append(directory: str, data: bytes) -> None:
             return
         fd = _open(dirfd, len(data))
         try:
-            # One write: those of others come before or after it.
+            # One write, so that lines of other processes do not mix with these.
             os.write(fd, data)
         finally:
             os.close(fd)
@@ -77,9 +77,9 @@ def _open(dirfd: int, size: int) -> int:
         _check(status)
         if status.st_size + size <= MAX_BYTES:
             return fd
-        import fcntl  # noqa: PLC0415 (once in many warnings)
+        import fcntl  # noqa: PLC0415 (only when the log is full)
 
-        # Whoever has the lock renames the file; others lose their lines rather than wait.
+        # The process with the lock renames the file; others lose their lines instead of waiting.
         fcntl.flock(dirfd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.stat(NAME, dir_fd=dirfd, follow_symlinks=False).st_ino == status.st_ino:
             os.rename(NAME, OLD, src_dir_fd=dirfd, dst_dir_fd=dirfd)
@@ -92,7 +92,7 @@ def _open(dirfd: int, size: int) -> int:
 
 
 def _check(status: os.stat_result) -> None:
-    """Raise PermissionError unless *status* is that of a file of ours with one name."""
+    """Raise PermissionError unless *status* is of a regular file of root with one link."""
     if not (stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and _is_ours(status)):
         raise PermissionError(NAME)
 

@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 
 def encode(inventory: model.Inventory) -> dict[str, Any]:
-    """Return *inventory* as dicts and lists of text and numbers."""
+    """Return *inventory* as dicts and lists of strings and numbers."""
     plain: dict[str, Any] = _plain(inventory)
     return plain
 
 
 def decode(plain: object) -> model.Inventory:
-    """Return the inventory that `encode` made *plain* of; raise ValueError if it made it of none.
+    """Return the inventory that `encode` converted to *plain*; raise ValueError if not valid.
 
-    Only the shape is looked at: whoever reads a file first sees to it that it can be trusted.
+    Only the structure is checked: a caller that reads a file must check that it is trusted.
     """
     inventory: model.Inventory = _inventory(plain)
     return inventory
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401 (a field of a value, and the same in JSON)
+def _plain(value: Any) -> Any:  # noqa: ANN401 (a field, and its JSON value)
     if isinstance(value, Record):
         return {name: _plain(getattr(value, name)) for name in value.__slots__}
     if isinstance(value, tuple):
@@ -40,7 +40,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 (a field of a value, and the same
 
 
 def _exactly(kind: type) -> Decode:
-    """Return the decoder of a *kind* that is the same in JSON."""
+    """Return the decoder of a value whose JSON type is *kind*."""
 
     def decoded(value: Any) -> Any:  # noqa: ANN401 (a *kind*)
         # True is an int to isinstance.
@@ -52,7 +52,7 @@ def _exactly(kind: type) -> Decode:
 
 
 def _many(one: Decode) -> Decode:
-    """Return the decoder of a tuple of any number of what *one* decodes."""
+    """Return the decoder of a tuple of any length, whose items *one* decodes."""
 
     def decoded(value: Any) -> Any:  # noqa: ANN401 (a tuple)
         return tuple([one(item) for item in _list(value)])
@@ -61,7 +61,7 @@ def _many(one: Decode) -> Decode:
 
 
 def _each(*parts: Decode) -> Decode:
-    """Return the decoder of a tuple of just what *parts* decode."""
+    """Return the decoder of a tuple with one item for each of *parts*."""
 
     def decoded(value: Any) -> Any:  # noqa: ANN401 (a tuple)
         if len(_list(value)) != len(parts):
@@ -72,7 +72,7 @@ def _each(*parts: Decode) -> Decode:
 
 
 def _by_name(names: tuple[str, ...], one: Decode) -> Decode:
-    """Return the decoder of a dict that has *names*, and for each what *one* decodes."""
+    """Return the decoder of a dict with the keys *names*, whose values *one* decodes."""
 
     def decoded(value: Any) -> Any:  # noqa: ANN401 (a dict)
         _check_names(value, names)
@@ -82,7 +82,7 @@ def _by_name(names: tuple[str, ...], one: Decode) -> Decode:
 
 
 def _record(cls: Any, **fields: Decode) -> Decode:  # noqa: ANN401 (a subclass of Record)
-    """Return the decoder of a *cls* whose fields are what *fields* decode."""
+    """Return the decoder of *cls*, each of whose fields has a decoder in *fields*."""
 
     def decoded(value: Any) -> Any:  # noqa: ANN401 (a *cls*)
         _check_names(value, fields)

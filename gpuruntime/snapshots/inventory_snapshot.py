@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inventory of the machine: read from a snapshot that is still valid, else discovered, once.
+"""The inventory of the machine: read from a valid snapshot, else discovered by one process.
 
 On the start path. The snapshot holds the host state that it was made from, and is valid while that
-is unchanged (gpuruntime/probes.py). A process that finds it invalid holds the lock while the
-driver is queried. The others wait for the result and share a failure, but they do not wait long:
-engines run a create under the limits of its container, and one that gets no processor time must
-not delay all others. What such limits did is kept for nobody else.
+state is unchanged (gpuruntime/probes.py). A process that finds the snapshot invalid holds the lock
+while it queries the driver. Other processes wait for the result and share a failure, but they do
+not wait long: engines run a create under the limits of its container, and a create without
+processor time must not delay all others. A failure caused by such limits is not shared.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ SNAPSHOT = "inventory.json"
 FAILURE = "inventory.failure"
 LOCK = "inventory.lock"
 FORMAT = 1
-# So long a failure is remembered: a storm of creates is not to ask a dead driver one by one.
+# How long a failure is shared, so that a burst of creates does not query a dead driver repeatedly.
 FAILURE_S = 5
 _MAX_BYTES = 16 << 20
-# So long a create waits for another that asks the driver, before it asks itself. Most drivers
-# have answered by then.
+# How long a create waits for another that queries the driver, before it queries the driver itself.
+# Most drivers respond within that time.
 PATIENCE_S = 3.0
 _STEP_S = 0.01
 
 
 class Found(Record):
-    """An *inventory*, whether the driver was asked for it just now, and the host's *state*.
+    """An *inventory*, the host *state*, and *is_fresh*: whether the driver was queried just now.
 
-    The state is None where nothing can be kept.
+    The state is None if the inventory cannot be saved.
     """
 
     __slots__ = ("inventory", "is_fresh", "state")
@@ -59,9 +59,9 @@ class Found(Record):
 
 
 def of_machine(config: Config, cli_python: str, *, fresh: bool) -> Found:
-    """Return the inventory of this machine as *config* has it; see `InventorySnapshot.get`.
+    """Return the inventory of this machine under *config*; see `InventorySnapshot.get`.
 
-    Discovery is a child with the interpreter *cli_python*.
+    Discovery runs in a child process with the interpreter *cli_python*.
     """
     deadline_s = config["discovery-timeout"]
     root = config.driver_root or "/"
@@ -75,8 +75,9 @@ def of_machine(config: Config, cli_python: str, *, fresh: bool) -> Found:
 class InventorySnapshot:
     """The snapshot of the inventory below *driver_root*, in *directory*.
 
-    *discover* is called when none fits: it returns an answer of gpuruntime.slowpath_server, or
-    raises GpuRuntimeError if there is none. *patience_s* is how long to wait for another.
+    *discover* is called when the snapshot is not valid. It returns a response of
+    gpuruntime.slowpath_server, or raises GpuRuntimeError. *patience_s* is how long to wait for the
+    discovery of another process.
     """
 
     def __init__(
@@ -92,41 +93,41 @@ class InventorySnapshot:
         self._directory = directory
 
     def read(self) -> Found | None:
-        """Return the inventory of the snapshot, None if there is none that fits the host."""
-        found = self._load(SNAPSHOT)
-        return None if found is None else self._fitting(found)
+        """Return the inventory of the snapshot, None if it is not valid for the host."""
+        snapshot = self._load(SNAPSHOT)
+        return None if snapshot is None else self._fitting(snapshot)
 
     def get(self, *, fresh: bool = False) -> Found:
-        """Return the inventory; with *fresh* the driver is asked for it after this call began.
+        """Return the inventory; with *fresh*, from a driver query that began after this call.
 
         Raises the error of the discovery.
         """
         began = _now()
-        before = self._load(SNAPSHOT)
-        if before is not None and not fresh:
-            found = self._fitting(before)
-            if found is not None:
-                return found
+        old_snapshot = self._load(SNAPSHOT)
+        if old_snapshot is not None and not fresh:
+            result = self._fitting(old_snapshot)
+            if result is not None:
+                return result
         self._raise_failure()
         lock = self._open_lock()
         if lock is None:
-            # Nowhere to keep anything: an engine without root.
+            # Nothing can be saved: the engine is rootless.
             return Found(inventory_of(self._discover()), is_fresh=True, state=None)
         try:
             self._wait(lock)
-            after = self._load(SNAPSHOT)
-            if after is not None and after != before:
-                found = self._fitting(after, began)
-                if found is not None and (found.is_fresh or not fresh):
-                    return found
+            new_snapshot = self._load(SNAPSHOT)
+            if new_snapshot is not None and new_snapshot != old_snapshot:
+                result = self._fitting(new_snapshot, began)
+                if result is not None and (result.is_fresh or not fresh):
+                    return result
             self._raise_failure()
             return self._discovered()
         finally:
-            # Its end is the end of the lock.
+            # This releases the lock.
             os.close(lock)
 
     def _fitting(self, snapshot: dict[str, Any], began: float | None = None) -> Found | None:
-        """Return what *snapshot* has if it fits the host; it is fresh if made since *began*."""
+        """Return the content of *snapshot* if valid; it is fresh if queried after *began*."""
         try:
             state = snapshot["state"]
             if probes.changed(state):
@@ -140,27 +141,27 @@ class InventorySnapshot:
             return None
 
     def _discovered(self) -> Found:
-        """Return what the driver answers now; it is kept if others would have the same answer.
+        """Query the driver, return the result, and save it if it is valid for other processes.
 
-        Raises the error of the discovery. One that is not the driver's answer (the child was
-        killed, could not be started or got no time) is this process's own, and not kept.
+        Raises the error of the discovery. An error that does not come from the driver (the child
+        was killed, could not be started or got no time) concerns this process only: not saved.
         """
-        asked = _now()
-        answer = self._discover()
-        if not answer["shared"]:
-            return Found(inventory_of(answer), is_fresh=True, state=None)
-        if "error" in answer:
-            failure = {"error": answer["error"], "state": answer["state"]}
+        query_time = _now()
+        response = self._discover()
+        if not response["shared"]:
+            return Found(inventory_of(response), is_fresh=True, state=None)
+        if "error" in response:
+            failure = {"error": response["error"], "state": response["state"]}
             self._store(FAILURE, {**failure, "at": _now()})
-            raise _error(answer["error"])
-        # Each discovery makes another file of it, also of the same facts.
-        made = os.urandom(8).hex()
-        kept = {"inventory": answer["inventory"], "state": answer["state"]}
-        self._store(SNAPSHOT, {**kept, "asked": asked, "made": made})
-        return Found(inventory_of(answer), is_fresh=True, state=answer["state"])
+            raise _error(response["error"])
+        # The id makes each snapshot different, even if the facts are the same.
+        unique_id = os.urandom(8).hex()
+        facts = {"inventory": response["inventory"], "state": response["state"]}
+        self._store(SNAPSHOT, {**facts, "asked": query_time, "made": unique_id})
+        return Found(inventory_of(response), is_fresh=True, state=response["state"])
 
     def _raise_failure(self) -> None:
-        """Raise the error of a discovery that failed a moment ago, on a host as it is now."""
+        """Raise the error of a recent discovery if the host has not changed since."""
         failure = self._load(FAILURE)
         if failure is None:
             return
@@ -170,16 +171,16 @@ class InventorySnapshot:
             when = f" ({age:.1f} s ago; tried again after {FAILURE_S} s)"
             error = _error(failure["error"], when)
         except (KeyError, TypeError, AttributeError):
-            # Not what we write there.
+            # The file was not written by this version.
             return
         if 0 <= age < FAILURE_S and (state is None or not probes.changed(state)):
             raise error
 
     def _wait(self, lock: int) -> None:
-        """Wait for *lock* for a while.
+        """Wait for *lock*, at most for the patience of this object.
 
-        Whoever does not get it asks the driver all the same: files are replaced as a whole, and
-        the lock only saves the driver questions.
+        A process that does not get the lock queries the driver anyway: files are replaced as a
+        whole, and the lock only saves queries.
         """
         end = time.monotonic() + self._patience_s
         while time.monotonic() < end:
@@ -203,14 +204,14 @@ class InventorySnapshot:
             return None
 
     def _load(self, name: str) -> dict[str, Any] | None:
-        """Return the content of the file *name*, if it is ours, of this version and this root."""
-        found = storage.read_object(self._directory, name, _MAX_BYTES)
-        if found is None or found.get("format") != FORMAT:
+        """Return the content of the file *name* if it is trusted and of this format and root."""
+        snapshot = storage.read_object(self._directory, name, _MAX_BYTES)
+        if snapshot is None or snapshot.get("format") != FORMAT:
             return None
-        return found if found.get("driver root") == self._driver_root else None
+        return snapshot if snapshot.get("driver root") == self._driver_root else None
 
     def _store(self, name: str, content: dict[str, Any]) -> None:
-        """Put *content* into the file *name*; without it, the next create asks again."""
+        """Write *content* to the file *name*; errors are ignored."""
         document = {"format": FORMAT, "driver root": self._driver_root, **content}
         storage.replace(self._directory, name, strictjson.dumps(document).encode())
 
@@ -219,15 +220,15 @@ def _now() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def inventory_of(answer: dict[str, Any]) -> Inventory:
-    """Return the inventory in an *answer* of slowpath_server; raise the error if it is one."""
-    if "error" in answer:
-        raise _error(answer["error"])
-    return inventory_json.decode(answer["inventory"])
+def inventory_of(response: dict[str, Any]) -> Inventory:
+    """Return the inventory in the *response* of slowpath_server; raise the error in it."""
+    if "error" in response:
+        raise _error(response["error"])
+    return inventory_json.decode(response["inventory"])
 
 
 def _error(failure: dict[str, Any], when: str = "") -> GpuRuntimeError:
     """Return the error that *failure* describes."""
     kind = getattr(errors, failure["class"])
-    found: GpuRuntimeError = kind(failure["message"] + when, failure["hint"])
-    return found
+    error: GpuRuntimeError = kind(failure["message"] + when, failure["hint"])
+    return error

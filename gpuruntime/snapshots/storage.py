@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read and replace the files below /run/gpuruntime: only trusted ones are read; writes are atomic.
+"""Read and replace the files below /run/gpuruntime: only trusted files, atomic writes.
 
-On the start path. Every file there only saves time: a create that cannot read or write one does
-the work again.
+On the start path. These files only save time: a create that cannot read or write one does the work
+again.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ RUN_DIRECTORY = snapshots.RUN_DIRECTORY
 
 
 def make_directory(path: str) -> None:
-    """Make the directory *path* for what we keep, if there is none; raise OSError."""
+    """Create the directory *path* if it does not exist; raise OSError."""
     try:
-        # Not even for a moment may others put something there.
+        # With this mode from the start: other users must never be able to write to it.
         os.mkdir(path, 0o755)
     except FileExistsError:
         return
-    # Whatever the engine's umask is: a rootless engine reads what is in it, too.
+    # Whatever the umask of the engine: rootless engines read the files, too.
     os.chmod(path, 0o755)
 
 
 def read_object(directory: str, name: str, max_bytes: int) -> dict[str, Any] | None:
-    """Return the JSON object in the file *name* of *directory*, None if there is none to trust."""
+    """Return the JSON object in a trusted file *name* of *directory*, None if there is none."""
     try:
-        found = strictjson.loads(read_trusted(directory, name, max_bytes))
+        value = strictjson.loads(read_trusted(directory, name, max_bytes))
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def read_trusted(directory: str, name: str, max_bytes: int) -> bytes:
-    """Return the bytes of the file *name* of *directory*, none if there is none to trust."""
+    """Return the bytes of the file *name* of *directory*, b"" if missing or not trusted."""
     try:
         fd = os.open(
             f"{directory}/{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -66,10 +66,10 @@ def read_trusted(directory: str, name: str, max_bytes: int) -> bytes:
 
 
 def replace(directory: str, name: str, data: bytes, mode: int = 0o644) -> None:
-    """Put *data* into the file *name* of *directory*, or leave it as it is.
+    """Replace the file *name* of *directory* by *data*; leave it unchanged if that fails.
 
-    Everyone may read it, unless *mode* says otherwise. What is kept there saves time; where it
-    cannot be kept, the next create does without.
+    The file has *mode*, by default readable for everyone. No error is raised: the file only saves
+    time for the next create.
     """
     temporary = f"{directory}/.{name}.{os.urandom(8).hex()}"
     try:
