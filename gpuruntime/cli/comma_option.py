@@ -9,9 +9,9 @@ import click
 
 
 class CommaOption(click.Option):
-    """A repeatable option whose values, also those of its environment variable, split at commas.
+    """A repeatable option whose values are split at commas, as in the incumbent's command line.
 
-    The incumbent's command line splits them in the same way.
+    The value of its environment variable is split too.
     """
 
     def __init__(self, *arguments: Any, **attributes: Any) -> None:  # noqa: ANN401 (click's)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values that the shell completes, besides the options and choices that click completes itself.
 
-A completion must be fast and silent: it reads files, but queries no driver, and has no values
-where anything fails. Each function imports what it needs when a value is completed.
+A completion must be fast and silent: it reads files, but does not query the driver, and on any
+error it has no values. Each function imports the modules that it needs when it is called.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Values = Callable[[], Iterable[str]]
 
 
 def _engines() -> Iterable[str]:
-    from gpuruntime.engines import config_paths  # noqa: PLC0415 (see above; as below)
+    from gpuruntime.engines import config_paths  # noqa: PLC0415 (see above)
 
     return config_paths.names()
 

@@ -174,19 +174,21 @@ def check_command(ctx: click.Context, config_file: str | None) -> None:
     """List every fault of the config file, with its line.
 
     With an error, containers fail: all of them, or those that request a GPU. With a warning, they
-    start, but a value is not used as it is written. A note is about a value without any effect.
+    start, but a value is not used as it is written. A note is about a value that has no effect.
     The exit status is 1 if there is an error or a warning.
     """
-    named = config_file or ctx.obj
-    path, text = _load(named)
+    requested_path = config_file or ctx.obj
+    path, text = _load(requested_path)
     if text is None:
-        if named:
+        if requested_path:
             raise ConfigError(f'the file "{path}" does not exist', "name a file that exists")
         click.echo("no config file: the defaults are in force", err=True)
         return
     findings = examine(files.parse(text, path))[1]
-    places = config_lines.lines(text)
-    rows = [(config_lines.line_of(finding.path, places) or 1, finding) for finding in findings]
+    line_numbers = config_lines.lines(text)
+    rows = [
+        (config_lines.line_of(finding.path, line_numbers) or 1, finding) for finding in findings
+    ]
     rows.sort(key=lambda row: row[0])
     write_stdout(
         "".join(
@@ -229,7 +231,7 @@ def _load(path: str | None) -> tuple[str, str | None]:
     except (FileNotFoundError, NotADirectoryError):
         return path, None
     except (OSError, ValueError):
-        # The error of reading the file has the reason.
+        # Reading the file fails too, with an error that has the reason.
         pass
     return path, files.read(path)[0]
 
@@ -253,7 +255,7 @@ def _edit(
         option, value = edit.parse(argument, separator)
         text = edit.apply(text, option, value)
         keys.add(option.key)
-    # Faults of other options were in the file before; they do not prevent this change.
+    # Faults of other options were already in the file, and do not prevent this change.
     if LDCONFIG_FEATURE in keys:
         keys.add(LDCONFIG)
     findings = [
@@ -292,6 +294,6 @@ def _host_values() -> dict[str, Value]:
     for line in lines:
         name, _, like = line.partition("=")
         if name == "ID_LIKE" and {"suse", "opensuse"} & set(like.strip("\"'").split()):
-            # The device nodes belong to this group there.
+            # On SUSE's distributions, the device nodes belong to this group.
             values[USER] = "root:video"
     return values

@@ -18,7 +18,7 @@ def load() -> Config:
     snapshot = config_snapshot.compiled(settings.stamp(*file))
     if snapshot is not None:
         return snapshot
-    # A TOML parser and all options: only where no container start has compiled the file.
+    # Imports a TOML parser: only needed if no container start has compiled the file yet.
     from gpuruntime.configfile import compilation  # noqa: PLC0415
     from gpuruntime.configfile import file as files  # noqa: PLC0415
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`nvidia-container-cli`: the commands `info` and `list`, for programs that parse their output.
 
-With the incumbent's names installed, this program is ours; enroot, Apptainer and scripts of Slurm
-parse what it prints. It configures no container: the runtime and the prestart hook do that.
+An installation with the incumbent's names has this program; enroot, Apptainer and Slurm scripts
+parse its output. It does not configure containers: the runtime and the prestart hook do that.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NO_EFFECT = (
 
 
 def _accepted(command: Any) -> Any:  # noqa: ANN401 (a click decorator)
-    """Add options of the incumbent that have no effect here, so that scripts need not change."""
+    """Add options of the incumbent that have no effect here, so that scripts run unchanged."""
     for option in _NO_EFFECT:
         command = click.option(option, is_flag=True, hidden=True, expose_value=False)(command)
     for names in (("--user", "-u"), ("--ldcache", "-l")):
@@ -213,11 +213,11 @@ def _files(inventory: Inventory, chosen: dict[str, Any]) -> list[str]:
         and not (chosen["no_fabricmanager"] and "fabricmanager" in path)
     ]
     native = [item for item in inventory.driver.libraries if not _is_32_bit(item)]
-    others = [item for item in inventory.driver.libraries if _is_32_bit(item)]
+    libraries_32 = [item for item in inventory.driver.libraries if _is_32_bit(item)]
     return [
         *(by_kind.get("binary", ()) if chosen["binaries"] else ()),
         *(item.host_path for item in native if chosen["libraries"]),
-        *(item.host_path for item in others if chosen["libraries"] and chosen["compat32"]),
+        *(item.host_path for item in libraries_32 if chosen["libraries"] and chosen["compat32"]),
         *(sockets if chosen["ipcs"] else ()),
         *(
             by_kind.get("firmware", ())
@@ -237,8 +237,8 @@ def _is_32_bit(library: Library) -> bool:
 def configure(devices_: tuple[str, ...], arguments: tuple[str, ...]) -> None:
     """Refuse: the runtime and its hooks configure containers.
 
-    The hook of `ctr run --gpus` of containerd 1 calls this command. It reads the container's state
-    itself, and does not pass on what the container may have.
+    The hook of `ctr run --gpus` of containerd 1 calls this command. The hook reads the container's
+    state itself, and does not pass the request of the container to this command.
     """
     del arguments
     names = ",".join(devices_) or devices.ALL

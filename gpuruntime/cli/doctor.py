@@ -61,11 +61,9 @@ def doctor(
     """
     unknown = [name for name in names if name not in CHECKS]
     if unknown:
-        raise ArgumentError(
-            f'there is no check "{unknown[0]}"', f"name one of {', '.join(CHECKS)}"
-        )
+        raise ArgumentError(f'unknown check "{unknown[0]}"', f"name one of {', '.join(CHECKS)}")
     chosen = {name: check for name, check in CHECKS.items() if not names or name in names}
-    # The variables of this shell say nothing about another host.
+    # The environment of this shell does not apply to another host.
     machine = ExaminedMachine(root, os.environ if os.path.realpath(root) == "/" else {})
     findings = run.run(chosen, machine, deadline_s)
     if as_json:

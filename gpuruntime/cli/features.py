@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The modes of `cdi generate` for other device nodes than GPUs: storage, network, channels."""
+"""The modes of `cdi generate` for devices other than GPUs: storage, network, IMEX channels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuruntime.model import Inventory
 from gpuruntime.plan import devices, gpu_edits
 
 MODES = (model.GDS, model.MOFED, model.GDRCOPY, model.NVSWITCH, model.IMEX)
-# Mode → class of its kind, if that is not the name of the mode.
+# Mode → class in the kind of its devices, if it differs from the name of the mode.
 _CLASSES = {model.IMEX: "imex-channel"}
 _CHANNEL = re.compile(r"(?:channel)?([0-9]{1,9})\Z")
 _MAX_CHANNEL = (1 << 20) - 1

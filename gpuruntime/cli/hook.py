@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpuruntime hook`: the hooks of CDI specs, for people; each becomes the hook program by exec.
+"""`gpuruntime hook`: run a hook of CDI specs by hand; execs the hook program.
 
-Specs name that program itself. It is not imported here: it starts without the environment, which
-this command line reads.
+CDI specs name the hook program itself. It is not imported here: it must start without the
+environment, which this command line reads.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from gpuruntime.system import hook_usage
 
 
 class HookCommand(click.Command):
-    """A hook: the options of the table are for help and completion; the hook program parses."""
+    """A hook, with options for help and completion only: the hook program parses them."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take *args* unread, unless they request the help."""
+        """Keep *args* unparsed, unless they request the help."""
         if args in (["--help"], ["-h"]):
             return super().parse_args(ctx, ["--help"])
         ctx.args = args
@@ -37,7 +37,7 @@ class HookCommand(click.Command):
 
 
 def _program() -> str:
-    """Return the path of the hook program beside this one, or in PATH."""
+    """Return the path of the hook program beside this program, or in PATH."""
     directories = [
         os.path.dirname(path)
         for path in (os.path.realpath(sys.argv[0]), os.path.abspath(sys.executable))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detect hosts on which the commands of the boot units have nothing to do; reads only."""
+"""Detect hosts on which the commands of the boot units have nothing to do; changes nothing."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from gpuruntime.errors import DiscoveryError
 
 
 def reason(driver_root: str) -> str:
-    """Return in one line why there is nothing to do on this host, "" if there is something to do.
+    """Return a line that says why there is nothing to do on this host, "" if there is work.
 
     There is nothing to do if no module of the driver is loaded, and either no GPU is on the bus or
-    no driver is installed below *driver_root*. A driver that is installed but not loaded is a
-    fault, and so a reason to go on.
+    no driver is installed below *driver_root*. If a driver is installed but not loaded, the
+    commands must run, and report that.
     """
     if devices.majors(devices.read("/proc/devices")) or devices.read(user_space_version.MODULE):
         return ""
     if not devices.count_on_bus():
-        return "nothing to do: this host has no GPU of NVIDIA"
+        return "nothing to do: this host has no NVIDIA GPU"
     if not _is_installed(driver_root):
-        return "nothing to do: NVIDIA's driver is not installed here"
+        return "nothing to do: the NVIDIA driver is not installed"
     return ""
 
 

@@ -46,8 +46,8 @@ def info(*, as_json: bool, no_driver: bool) -> None:
     """Print versions, the config in force, the driver, its devices, cgroups, CDI specs, engines.
 
     Attach the output to a bug report. It contains UUIDs of GPUs, file names and device numbers,
-    but no environment variables, and nothing about containers except the last messages of hooks,
-    which may name a file of one.
+    but no environment variables. The last messages of hooks are all that it has about containers;
+    they may name a file of a container.
     """
     report = collect(ExaminedMachine("/", os.environ), ask_driver=not no_driver)
     if as_json:
@@ -98,7 +98,7 @@ def collect(machine: ExaminedMachine, *, ask_driver: bool) -> dict[str, Any]:
 
 
 def _without_secrets(key: str, value: Any) -> Any:  # noqa: ANN401 (as many types as options)
-    """Return *value* of the option *key*; of environment variables, only the names."""
+    """Return *value* of the option *key*, without the values of environment variables."""
     if key.endswith(".environment") and isinstance(value, list):
         return [f"{str(entry).partition('=')[0]}=..." for entry in value]
     return value
@@ -119,7 +119,7 @@ def _version(machine: ExaminedMachine, name: str) -> dict[str, str] | None:
 
 
 def _launcher(machine: ExaminedMachine, paths: Iterable[str]) -> str:
-    """Return how the commands at *paths* run, "" if none is installed."""
+    """Return what the commands at *paths* are written in, "" if none is installed."""
     data = [machine.read_bytes(path, _MAX_PROGRAM_BYTES) for path in paths if path]
     if any(content is not None and content.startswith(b"#!") for content in data):
         return SLOWER
@@ -138,13 +138,13 @@ def _driver(machine: ExaminedMachine) -> dict[str, Any]:
 
 
 def _inventory(machine: ExaminedMachine) -> tuple[dict[str, Any] | None, str]:
-    """Return the inventory, or why there is none."""
+    """Return the inventory and "", or None and the error."""
     config = machine.config
     deadline_s = config["discovery-timeout"]
-    question = {"driver root": config.driver_root or "/", "deadline_s": deadline_s}
+    query = {"driver root": config.driver_root or "/", "deadline_s": deadline_s}
     try:
-        answer = slowpath.ask(interpreter.of_slow_path(), "discover", question, deadline_s)
-        return inventory_json.encode(inventory_of(answer)), ""
+        reply = slowpath.ask(interpreter.of_slow_path(), "discover", query, deadline_s)
+        return inventory_json.encode(inventory_of(reply)), ""
     except GpuRuntimeError as error:
         return None, str(error)
 
@@ -177,7 +177,7 @@ def _specs(machine: ExaminedMachine) -> Iterator[dict[str, Any]]:
         edits += [device["containerEdits"] for device in file.spec["devices"]]
         mounts = [mount["hostPath"] for item in edits for mount in item.get("mounts") or ()]
         names = (os.path.basename(path) for path in mounts)
-        # Other files have versions of their own.
+        # Other files are not versioned like the driver.
         versions = {driver_version.of_name(n) for n in names if n.startswith(spec_fresh.VERSIONED)}
         yield {
             "path": file.path,

@@ -75,21 +75,21 @@ class LazyGroup(click.Group):
         parent: click.Context | None = None,
         **extra: Any,  # noqa: ANN401 (click's)
     ) -> click.Context:
-        """Read the options of the group; a usage error names the origin of a wrong value."""
+        """Read the options of the group; a usage error names the origin of an invalid value."""
         with _origins():
             return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 (click's)
-        """Run the command; a usage error names the origin of a wrong value."""
+        """Run the command; a usage error names the origin of an invalid value."""
         with _origins():
             return super().invoke(ctx)
 
 
 def equip(command: click.Command, others: Mapping[str, str] | None = None) -> None:
-    """Give *command* and its commands the list of variables in `--help`, and completions.
+    """Add the list of environment variables in `--help` and completions to *command*.
 
-    *others* are variables that set no option: name → effect. The variables are not in the options'
-    own help, where click breaks long names over lines.
+    The same is done for its subcommands. *others* are variables that set no option: name → effect.
+    The help of an option does not name its variables, because click would wrap long names.
     """
     completion.attach(command)
     rows = [
@@ -114,7 +114,7 @@ def variables_of(parameter: click.Parameter) -> list[str]:
 
 
 def _as_table(rows: list[tuple[str, str]]) -> str:
-    """Return *rows* as two columns below a heading, whose lines click keeps."""
+    """Return *rows* as two columns below a heading, in lines that click does not wrap."""
     if not rows:
         return ""
     width = max(len(name) for name, _ in rows)
@@ -124,7 +124,7 @@ def _as_table(rows: list[tuple[str, str]]) -> str:
 
 @contextlib.contextmanager
 def _origins() -> Iterator[None]:
-    """Have a usage error name the environment variable that a wrong value comes from."""
+    """Add to a usage error the environment variable that has set the invalid value."""
     try:
         yield
     except click.BadParameter as error:

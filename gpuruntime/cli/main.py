@@ -35,7 +35,7 @@ SECTIONS = {
 }
 
 
-# Variables that are not those of an option.
+# Environment variables that set no option.
 VARIABLES = {
     "GPURUNTIME_CONFIG": "config file, if it exists",
     "NVIDIA_CTK_CONFIG_FILE_PATH": "config file, if the former names none",
@@ -43,9 +43,9 @@ VARIABLES = {
     "XDG_DATA_DIRS": "directories of the driver's data files",
     "PATH": "programs of engines and of the host",
 }
-# The incumbent's tool; its name has the incumbent's words and one-dash options.
+# The incumbent's tool: under this name, options may have one dash.
 INCUMBENT = "nvidia-ctk"
-# Programs have a name of their own; the completion scripts of all of them set this variable.
+# The completion scripts set this variable, whatever the name of the program.
 COMPLETE_VARIABLE = "_GPURUNTIME_COMPLETE"
 # Switches that may have a value, such as `--debug=true`, with the incumbent's programs.
 _SWITCHES = frozenset(
@@ -113,10 +113,10 @@ def root(ctx: click.Context, /, *, quiet: bool, debug: bool, config: str | None)
     """
     if config:
         if ctx.invoked_subcommand == "config":
-            # It can create the file.
+            # Its commands can create the file.
             ctx.obj = config
         elif not os.path.exists(config):
-            # Without this, another file would be in force.
+            # Otherwise the next file of the search path would be in force.
             raise ArgumentError(
                 f'the config file "{config}" does not exist', "name a file that exists"
             )
@@ -126,9 +126,9 @@ def root(ctx: click.Context, /, *, quiet: bool, debug: bool, config: str | None)
 
         trace.start(2, sys.argv)
     if quiet:
-        # Until the command has ended: errors are printed after that.
-        nothing = ctx.with_resource(open(os.devnull, "w"))  # noqa: SIM115 (it is a context)
-        ctx.with_resource(contextlib.redirect_stderr(nothing))
+        # Until the command has ended; errors are printed afterwards.
+        null_device = ctx.with_resource(open(os.devnull, "w"))  # noqa: SIM115 (it is a context)
+        ctx.with_resource(contextlib.redirect_stderr(null_device))
 
 
 def main() -> None:
@@ -136,7 +136,7 @@ def main() -> None:
     _occupy_standard_descriptors()
     program = os.path.basename(sys.argv[0])
     if COMPLETE_VARIABLE in os.environ:
-        # Whatever a completion prints would be in the middle of a command line.
+        # Messages would appear in the middle of the command line that is completed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     try:
         if program == "nvidia-container-cli":
@@ -173,10 +173,10 @@ def _plain(words: list[str], *, is_incumbent: bool) -> list[str]:
 
 
 def _occupy_standard_descriptors() -> None:
-    """Open the descriptors 0, 1 and 2 if they are closed: a later file would get their numbers."""
+    """Open the descriptors 0, 1 and 2 if they are closed, so that no later file gets them."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            # It gets the lowest free number. Only for reading: printing must fail.
+            # The kernel assigns the lowest free number. Read-only, so that printing fails.
             os.open("/dev/null", os.O_RDONLY)

@@ -34,7 +34,7 @@ SENTINEL = "RUNTIME_SPECIFIC_DEFAULT"
 PROGRAM = "gpu-container-runtime"
 HOOK = "gpu-container-runtime-hook"
 KUBELET = "/var/lib/kubelet/config.yaml"
-ASK_TIMEOUT_S = 30
+DUMP_TIMEOUT_S = 30
 DIFFERENT = 1
 
 
@@ -92,13 +92,13 @@ def _flag(*names: str, help_: str) -> Callable[..., Any]:
     help="Where the original files are recorded.",
 )
 @click.pass_context
-def configure(ctx: click.Context, /, **given: Any) -> None:  # noqa: ANN401 (click's)
+def configure(ctx: click.Context, /, **values: Any) -> None:  # noqa: ANN401 (click's)
     """Register the runtime with an engine: edit its config, and print how to restart it.
 
-    Everything else in the files is kept to the byte. Nothing is restarted. "--undo" removes one
-    runtime; after the last one the files are as before, apart from edits that others have made.
+    All other content of the files stays the same, byte by byte. No engine is restarted. "--undo"
+    removes one runtime; the last one restores the files, apart from edits made since.
     """
-    options = _Options(**given)
+    options = _Options(**values)
     if options.check and (options.dry_run or options.undo):
         raise click.UsageError("--check excludes --dry-run and --undo")
     if options.is_hook and not options.oci_hook_path:
@@ -122,7 +122,7 @@ def configure(ctx: click.Context, /, **given: Any) -> None:  # noqa: ANN401 (cli
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Options:
-    """The options of the command line, and what they mean on this host."""
+    """The options of the command line, and the files and runtime that they select on this host."""
 
     engine: str | None
     config_path: str | None
@@ -180,7 +180,7 @@ class _Options:
         )
 
     def engine_config(self) -> EngineConfig:
-        """Return where the engine's config is; raise ConfigError if there is none to edit."""
+        """Return the location of the engine's config; raise ConfigError if it cannot be edited."""
         host = config_paths.this_host()
         default = "docker" if self.is_incumbent else None
         brand = "nvidia" if self.is_incumbent else "gpuruntime"
@@ -223,7 +223,7 @@ class _Options:
             is_default=self.set_as_default,
             has_cdi=self.has_cdi,
             annotations=self.annotations,
-            has_systemd_cgroup=_kubelet_wants_systemd(),
+            has_systemd_cgroup=_kubelet_uses_systemd(),
         )
         entry.check(is_absolute=engine_config.family != "docker")
         if entry.path.startswith("/") and not os.access(entry.path, os.X_OK) and not self.undo:
@@ -243,17 +243,17 @@ class _Options:
             return None
         if engine_config.family == "crio":
             first = [self.executable_path or "crio", "status", "config"]
-            return _ask([first, ["crio-status", "config"]])
+            return _first_output([first, ["crio-status", "config"]])
         program = self.executable_path or "containerd"
         chosen = ["--config", engine_config.config] if os.path.exists(engine_config.config) else []
-        return _ask([[program, *chosen, "config", "dump"]])
+        return _first_output([[program, *chosen, "config", "dump"]])
 
 
 def _print_configs(changes: list[file_changes.FileChange]) -> None:
-    """Print the files as *changes* make them, and on standard error what differs.
+    """Print the new content of the files of *changes*, and the diffs on standard error.
 
-    Of one file nothing but its text is printed, for another program to read. Several files are
-    TOML or templates of it, so that a comment can name each.
+    A single file is printed without a heading, so that another program can read it. Several files
+    are TOML or templates of TOML: a comment names each.
     """
     texts = {change.path: change.after for change in changes if change.after is not None}
     for path, text in texts.items():
@@ -281,7 +281,7 @@ def _warn(note: str) -> None:
 
 
 def _report(lines: list[str], engine_config: EngineConfig | None) -> None:
-    """Print what was done to each file, and what makes it take effect."""
+    """Print what was done to each file, and how to put that into effect."""
     for line in lines:
         click.echo(escape(line), err=True)
     if engine_config is None or all(line.startswith("unchanged") for line in lines):
@@ -295,7 +295,7 @@ def _report(lines: list[str], engine_config: EngineConfig | None) -> None:
 
 def installed(program: str) -> str:
     """Return the path of the *program* that is installed beside this one."""
-    # The name that we were called by may be a link, with nothing else beside it.
+    # The command may have been called through a symlink in another directory.
     beside = os.path.join(os.path.dirname(os.path.realpath(sys.argv[0])), program)
     for path in (beside, os.path.join(sys.prefix, "bin", program)):
         if os.access(path, os.X_OK):
@@ -303,7 +303,7 @@ def installed(program: str) -> str:
     return os.path.join("/usr/bin", program)
 
 
-def _kubelet_wants_systemd() -> bool:
+def _kubelet_uses_systemd() -> bool:
     """Return whether the kubelet of this host leaves cgroups to systemd."""
     try:
         text = files.read(KUBELET)
@@ -312,22 +312,22 @@ def _kubelet_wants_systemd() -> bool:
     return re.search(r"^cgroupDriver:\s*[\"']?systemd\b", text or "", re.MULTILINE) is not None
 
 
-def _ask(commands: list[list[str]]) -> str:
+def _first_output(commands: list[list[str]]) -> str:
     """Return the output of the first of *commands* that succeeds; raise ConfigError."""
     errors = []
     for command in commands:
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, check=True, timeout=ASK_TIMEOUT_S
+            process = subprocess.run(
+                command, capture_output=True, text=True, check=True, timeout=DUMP_TIMEOUT_S
             )
         except (OSError, ValueError) as error:
             errors.append(f"{command[0]}: {error}")
         except subprocess.CalledProcessError as error:
             errors.append(f"{' '.join(command)}: status {error.returncode}: {error.stderr}")
         except subprocess.TimeoutExpired:
-            errors.append(f"{' '.join(command)}: no output in {ASK_TIMEOUT_S} s")
+            errors.append(f"{' '.join(command)}: no output in {DUMP_TIMEOUT_S} s")
         else:
-            return done.stdout
+            return process.stdout
     raise ConfigError(
         f"the engine failed to print its config: {'; '.join(errors)}",
         'use "--config-source file", or name the program with "--executable-path"',

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpuruntime runtime list`: which engines' config files name a program of ours."""
+"""`gpuruntime runtime list`: list the engines' config files that name our runtime."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ from gpuruntime.errors import escape
 def list_(programs: tuple[str, ...], state_dir: str | None) -> None:
     """List the engines' config files that name the runtime's program.
 
-    Each line has a file, the runtime's name in it, and the command that removes it there. Do that
-    before you remove the program: an engine cannot start containers with a runtime that is gone.
+    Each line has a file, the runtime's name in it, and the command that removes it from the file.
+    Run these commands before you remove the program: an engine cannot start containers with a
+    runtime that does not exist.
     """
     state = state_dir or undo_records.default_directory(dict(os.environ), os.geteuid())
     programs = programs or (installed(PROGRAM),)

@@ -13,7 +13,7 @@ from gpuruntime.errors import DriverError
 
 NVIDIA, UVM, CAPS, FRONTEND = "nvidia", "nvidia-uvm", "nvidia-caps", "nvidia-frontend"
 MODE = 0o666
-# Name below /dev, module that has the major, minor; in the order in which they are created.
+# Name below /dev, module that registers the major, minor; in the order of creation.
 _CONTROL = (
     ("nvidiactl", NVIDIA, 255),
     ("nvidia-modeset", NVIDIA, 254),
@@ -40,7 +40,7 @@ class PlannedNode:
 
     @property
     def numbers(self) -> str:
-        """The numbers as in the names of /dev/char."""
+        """The numbers, in the form of the names in /dev/char."""
         return f"{self.major}:{self.minor}"
 
 
@@ -96,7 +96,7 @@ def capabilities(
 
 
 def mig_minors(text: str) -> dict[str, int]:
-    """Return capability → minor, of *text*, /proc/driver/nvidia-caps/mig-minors."""
+    """Return capability → minor from *text*, /proc/driver/nvidia-caps/mig-minors."""
     return {name: int(minor) for name, minor in _MINORS_LINE.findall(text)}
 
 
@@ -153,7 +153,7 @@ def count_on_bus(sys: str = "/sys") -> int:
 
 
 def ownership(proc: str = "/proc") -> tuple[int, int, int]:
-    """Return the mode, uid and gid of new nodes, by the driver's parameters."""
+    """Return the mode, uid and gid of new nodes from the driver's parameters."""
     text = read(f"{proc}/driver/nvidia/params")
     parameters = dict(re.findall(r"^DeviceFile(Mode|UID|GID): (\d{1,10})$", text, re.MULTILINE))
     return (

@@ -2,8 +2,8 @@
 """`gpuruntime system create-dev-char-symlinks`: create links by which systemd finds device nodes.
 
 runc names a device to systemd as /dev/char/MAJOR:MINOR. The driver's devices have no entry in
-sysfs, so nothing else creates these links; without them the device rules are lost when systemd
-sets them again.
+sysfs, so nothing else creates these links. Without them, the device rules are lost when systemd
+applies them again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpuruntime.errors import GpuRuntimeError, escape
 from gpuruntime.system.replace import replace_link
 
 # Directory below /dev, and the prefix of the nodes in it that a container can get.
-_PLACES = (
+_NODE_PREFIXES = (
     ("", "nvidia"),
     ("nvidia-caps", "nvidia-"),
     ("nvidia-caps-imex-channels", "channel"),
@@ -118,14 +118,14 @@ def create_dev_char_symlinks(
 def existing(dev_root: str, sys: str = "/sys") -> list[PlannedNode]:
     """Return the nodes below *dev_root* that a container can get and sysfs does not list."""
     nodes = []
-    for directory, prefix in _PLACES:
-        place = os.path.join(dev_root, "dev", directory)
+    for directory, prefix in _NODE_PREFIXES:
+        path = os.path.join(dev_root, "dev", directory)
         try:
-            names = sorted(os.listdir(place))
+            names = sorted(os.listdir(path))
         except OSError:
             continue
         for name in names:
-            status = os.lstat(os.path.join(place, name))
+            status = os.lstat(os.path.join(path, name))
             if not (name.startswith(prefix) and stat.S_ISCHR(status.st_mode)):
                 continue
             numbers = os.major(status.st_rdev), os.minor(status.st_rdev)

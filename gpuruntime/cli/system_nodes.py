@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpuruntime system create-device-nodes`: create missing device nodes, and change no others."""
+"""`gpuruntime system create-device-nodes`: create missing device nodes; existing ones stay."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def create_device_nodes(
 def create(dev_root: str, nodes: Sequence[PlannedNode], *, dry_run: bool = False) -> None:
     """Create the missing ones of *nodes* below *dev_root*, and print each.
 
-    Raises DiscoveryError, after the others have been created, if a file has the name of a node.
-    No symlink is followed: it may lead to a file of somebody else.
+    If another file has the name of a node, the other nodes are created before DiscoveryError is
+    raised. No symlink is followed: it may lead to any file.
     """
     problems = []
     for device in nodes:
@@ -114,12 +114,12 @@ def create(dev_root: str, nodes: Sequence[PlannedNode], *, dry_run: bool = False
             problems.append(problem)
     if problems:
         raise DiscoveryError(
-            "; ".join(problems), "remove the file if nobody needs it, and run this command again"
+            "; ".join(problems), "remove the file unless it is needed, and run this command again"
         )
 
 
 def _create(dev_root: str, device: PlannedNode, path: str, *, dry_run: bool) -> str:
-    """Create the node *device*; return the fault of another file with its name, else ""."""
+    """Create the node *device*; return why a file with its name is wrong, "" if none is."""
     directory = _open(dev_root, device, create=not dry_run)
     name = os.path.basename(device.name)
     try:
@@ -130,13 +130,13 @@ def _create(dev_root: str, device: PlannedNode, path: str, *, dry_run: bool) -> 
             _say(f"mknod --mode={device.mode:04o} {path} c {device.major} {device.minor}")
             return ""
         assert directory is not None
-        # The umask sets the mode: chmod would follow a symlink that replaces the node meanwhile.
+        # The umask ensures the mode: chmod would follow a symlink that has replaced the node.
         umask = os.umask(0)
         try:
             number = os.makedev(device.major, device.minor)
             os.mknod(name, stat.S_IFCHR | device.mode, number, dir_fd=directory)
         except FileExistsError:
-            # The driver's own program has created the node meanwhile.
+            # The driver's own program has just created the node.
             return ""
         finally:
             os.umask(umask)
@@ -173,7 +173,7 @@ def _mkdir(name: str, dirfd: int) -> None:
     try:
         os.mkdir(name, _DIRECTORY_MODE, dir_fd=dirfd)
     except FileExistsError:
-        # The driver's own program has created the directory meanwhile.
+        # The driver's own program has just created the directory.
         return
     finally:
         os.umask(umask)

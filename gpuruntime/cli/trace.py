@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The debug log of the command line: which files it opens and which programs it starts.
 
-An audit hook of the interpreter sees them. The discovery below a driver root opens files by system
-calls that Python does not see, so it raises an event of its own, LOOK. Modules of Python and of
-this program are omitted, and so are children of this process, such as the one that queries the
-driver: there, the descriptor of the log may belong to another file.
+An audit hook of the interpreter records them. The discovery below a driver root opens files by
+system calls that raise no audit event, so it raises one itself, LOOK. Modules of Python and of
+this program are omitted. So are children of this process, such as the one that queries the driver:
+in a child, the descriptor of the log may belong to another file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DIRECTORY_EVENTS = frozenset(("os.listdir", "os.scandir"))
 
 
 def start(descriptor: int, arguments: Iterable[str]) -> None:
-    """Write to *descriptor* what this process does; *arguments* is its command line."""
+    """Start the log on *descriptor*; *arguments* is the command line of this process."""
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     ignored = tuple(f"{path}/" for path in {package, sys.prefix, sys.base_prefix, "/proc/self"})
     ignored_parts = ("/python3", "/site-packages/", "/__pycache__/")
@@ -38,10 +38,10 @@ def start(descriptor: int, arguments: Iterable[str]) -> None:
             return
         last = text
         try:
-            # Without a buffer, which a child of this process would have as well.
+            # Unbuffered: a child would write the content of an inherited buffer again.
             os.write(descriptor, f"debug: {time.strftime('%H:%M:%S')} {escape(text)}\n".encode())
         except OSError:
-            # What an audit hook raises would end the operation.
+            # An exception in an audit hook would abort the audited operation.
             pass
 
     def audit(event: str, values: tuple[Any, ...]) -> None:
