@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`audited.py FILE`: be our prestart hook, and note in FILE what it opens from its setns on."""
+"""`audited.py FILE`: run as our prestart hook, and record what it opens after setns."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from hooks import entry
 
-NOTED = sys.argv[1]
+RECORD = sys.argv[1]
 state = {"entered": False, "busy": False}
 
 
 def note(event: str, arguments: tuple[object, ...]) -> None:
-    """Write down what is opened or loaded from the moment on that the namespace is looked up."""
+    """Record each file opened or loaded after the first open of a mount namespace."""
     if state["busy"] or event not in ("open", "import", "ctypes.dlopen"):
         return
     name = str(arguments[0])
@@ -24,7 +24,7 @@ def note(event: str, arguments: tuple[object, ...]) -> None:
     if not state["entered"]:
         return
     state["busy"] = True
-    fd = os.open(NOTED, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    fd = os.open(RECORD, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.write(fd, f"{event} {name}\n".encode())
     os.close(fd)
     state["busy"] = False

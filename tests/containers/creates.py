@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Creates on the simulated host with a low-level runtime that only notes that it was started.
+"""Creates on the simulated host with a low-level runtime that only records that it was started.
 
-For scenarios that change the host, and look at what the next create makes of it.
+For scenarios that change the host and examine the result of the next create.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ RUN = Path("/run/gpuruntime")
 SNAPSHOT = RUN / "inventory.json"
 READY = RUN / "ready.json"
 LIBRARIES = Path(f"/usr/lib/{platform.machine()}-linux-gnu")
-# What the fake NVML reads.
+# The configuration file of the fake NVML.
 CONF = LIBRARIES / "fakenvml.conf"
 ASKED = WORK / "asked"
 LOG = WORK / "log"
-# Of a driver that hangs; and of one that is slow, as machines of tests are.
+# The discovery timeout for a driver that hangs, and for a driver that is only slow.
 DEADLINE_S, PATIENCE_S = 2, 30
 TIMEOUT_S = 60
 
 
 class Creates:
-    """Bundles for our runtime, which becomes a program that notes its descriptors."""
+    """Bundles for our runtime, which executes a program that records its descriptors."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -56,20 +56,20 @@ class Creates:
         count_questions()
 
     def configure(self, **config: object) -> None:
-        """Have *config* in config.toml."""
+        """Write *config* to config.toml."""
         CONFIG.write_text(Way(None, None, config={**self.base, **config}).toml)
 
     def fault(self, *lines: str) -> None:
-        """Have the fake NVML read *lines* beside what it has read first."""
-        # In place: that is seen by nothing else.
+        """Append *lines* to the original configuration of the fake NVML."""
+        # In place: no fingerprint of a directory changes.
         CONF.write_text(self.conf + "".join(f"{line}\n" for line in lines))
 
     def create(self, devices: str | None = "1", **options: Any) -> dict[str, Any]:
-        """Call `create` for a container that asks for *devices*; see `start`."""
+        """Run `create` for a container that requests *devices*; see `start`."""
         return self.start(devices, **options).finish()
 
     def create_at_once(self, number: int, devices: str = "1") -> list[dict[str, Any]]:
-        """Call `create` that many times at once."""
+        """Run *number* concurrent `create` commands and return their results."""
         calls = [self.start(devices) for _ in range(number)]
         return [call.finish() for call in calls]
 
@@ -81,15 +81,15 @@ class Creates:
         before: Sequence[str] = (),
         members: Mapping[str, object] | None = None,
     ) -> Call:
-        """Start `create`; *before* starts the command, *members* are of config.json."""
+        """Start `create`; *before* precedes the command, *members* are added to config.json."""
         self.count += 1
         name = f"c{self.count}"
         bundle = WORK / f"bundle-{name}"
         bundle.mkdir()
-        asked = [] if devices is None else [f"NVIDIA_VISIBLE_DEVICES={devices}"]
+        variables = [] if devices is None else [f"NVIDIA_VISIBLE_DEVICES={devices}"]
         document = {
             "ociVersion": "1.0.2",
-            "process": {"args": ["/x"], "cwd": "/", "env": [*more, *asked]},
+            "process": {"args": ["/x"], "cwd": "/", "env": [*more, *variables]},
             "root": {"path": "rootfs"},
             **(members or {}),
         }
@@ -98,7 +98,7 @@ class Creates:
 
 
 class Call:
-    """A `create` of *bundle* that is running; the low-level runtime makes the file *started*."""
+    """A running `create` of *bundle*; the low-level runtime creates the file *started*."""
 
     def __init__(self, bundle: Path, started: Path, before: Sequence[str]) -> None:
         self.bundle = bundle
@@ -117,9 +117,9 @@ class Call:
         )
 
     def finish(self) -> dict[str, Any]:
-        """Wait for it and return what came of it.
+        """Wait for the command and return its result.
 
-        `asked`: how often the driver was asked since it began; `made`: the mark of the snapshot.
+        `asked`: how often NVML was loaded since the start; `made`: the identifier of the snapshot.
         """
         _, errors = self.process.communicate(timeout=TIMEOUT_S)
         text = self.config.read_text()
@@ -141,22 +141,22 @@ class Call:
 
 
 def devices_of(document: dict[str, Any]) -> dict[str, str]:
-    """Return path → numbers of the devices of a config.json."""
+    """Return the devices of a config.json: path → major and minor number."""
     devices = document.get("linux", {}).get("devices", [])
     return {node["path"]: f"{node['major']}:{node['minor']}" for node in devices}
 
 
 def descriptors(started: Path) -> list[str]:
-    """Return what the low-level runtime noted of its descriptors, their numbers and targets."""
+    """Return the descriptors that the low-level runtime recorded: number and target."""
     if not started.exists():
         return []
     lines = [line.split(" -> ") for line in started.read_text().splitlines() if " -> " in line]
-    # Those of pipes and of its own script differ from one process to the next.
+    # The inode numbers of pipes differ from one process to the next.
     return sorted(f"{left.split()[-1]} {right.partition(':[')[0]}" for left, right in lines)
 
 
 def count_questions() -> None:
-    """Have the fake NVML count in ASKED how often it is loaded."""
+    """Replace the fake NVML by a library that counts in ASKED how often it is loaded."""
     ASKED.touch()
     library = (LIBRARIES / "libnvidia-ml.so.1").resolve()
     counted = WORK / library.name
@@ -169,21 +169,21 @@ def count_questions() -> None:
 
 
 def questions() -> int:
-    """Return how often the driver has been asked."""
+    """Return how often NVML has been loaded."""
     return ASKED.stat().st_size
 
 
 def made() -> str | None:
-    """Return the mark of the snapshot, another for each discovery; None if there is none."""
+    """Return the identifier of the snapshot, unique to each discovery; None without a snapshot."""
     try:
-        found = json.loads(SNAPSHOT.read_text())
+        snapshot = json.loads(SNAPSHOT.read_text())
     except (OSError, ValueError):
         return None
-    return str(found["made"]) if isinstance(found, dict) and "made" in found else None
+    return str(snapshot["made"]) if isinstance(snapshot, dict) and "made" in snapshot else None
 
 
 def forget() -> None:
-    """Remove what is kept of the inventory, and of what was made from it."""
+    """Remove the cached inventory and the files derived from it."""
     for path in (*RUN.glob("inventory.*"), *RUN.glob(READY.name)):
         if path.is_dir() and not path.is_symlink():
             path.rmdir()
@@ -193,7 +193,7 @@ def forget() -> None:
 
 @contextmanager
 def replaced(path: Path, text: str) -> Iterator[None]:
-    """Have *text* in the file *path*, in place, while in the context."""
+    """Replace the content of the file *path* by *text*, in place, within the context."""
     before = path.read_text()
     path.write_text(text)
     try:
@@ -204,18 +204,18 @@ def replaced(path: Path, text: str) -> Iterator[None]:
 
 @contextmanager
 def aside(*paths: Path) -> Iterator[None]:
-    """Have none of *paths*, device nodes or files, while in the context."""
-    kept = WORK / "aside"
-    kept.mkdir()
-    there = [path for path in paths if os.path.lexists(path)]
-    for path in there:
-        # Of another file system: `mv` makes nodes anew.
-        run("mv", path, kept / path.name)
+    """Move *paths*, device nodes or files, away within the context."""
+    directory = WORK / "aside"
+    directory.mkdir()
+    existing = [path for path in paths if os.path.lexists(path)]
+    for path in existing:
+        # WORK is another file system: `mv` creates the nodes again.
+        run("mv", path, directory / path.name)
     try:
         yield
     finally:
-        for path in there:
+        for path in existing:
             with suppress(FileNotFoundError):
                 path.unlink()
-            run("mv", kept / path.name, path)
-        kept.rmdir()
+            run("mv", directory / path.name, path)
+        directory.rmdir()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One class for each engine: starts it privately, runs the image's programs, with us or without.
+"""One class for each engine: run containers by a private daemon, with and without our runtime.
 
-All of it happens on the simulated host, and ends with it. `plain` is the engine's own way with
-runc or crun, which is what ours is compared with.
+Everything runs on the simulated host and ends with it. `plain` is the engine with runc or crun
+alone, the control that our runtime is compared with.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ BIN = TREE / ".venv" / "bin"
 OURS = str(BIN / "gpu-container-runtime")
 SIMHOST = TREE / "tests" / "simhost" / "simhost.py"
 CAPABILITY = "CAP_MKNOD"
-# What the user of the container sets.
+# Environment variables that the user of the container sets.
 USERS = ("MINE=kept", "EMPTY=", "CUDA_MODULE_LOADING=LAZY")
 DEADLINE_S = 30.0
-# Who runs engines without being root, and the first of the ids that are mapped.
+# The unprivileged user who runs rootless engines, and the first mapped id.
 USER, FIRST_ID = 2000, 100000
 
 
 class FailedError(Exception):
-    """A command that had to succeed did not."""
+    """A command that had to succeed failed."""
 
 
 def run(*command: object, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -57,17 +57,17 @@ def run(*command: object, check: bool = True, **options: Any) -> subprocess.Comp
 
 
 def until(holds: Callable[[], bool]) -> None:
-    """Wait until it *holds*; raise FailedError when it does not in time."""
+    """Wait until *holds* returns true; raise FailedError after DEADLINE_S."""
     end = time.monotonic() + DEADLINE_S
     while not holds():
         if time.monotonic() > end:
-            raise FailedError(f"{holds}: not so after {DEADLINE_S} s")
+            raise FailedError(f"{holds}: still false after {DEADLINE_S} s")
         time.sleep(0.02)
 
 
 @contextlib.contextmanager
 def daemon(log: Path, *command: object) -> Iterator[None]:
-    """Run a daemon while in the context; show the end of its log when that fails."""
+    """Run a daemon within the context; print the end of its log after a FailedError."""
     with log.open("w") as stream:
         process = subprocess.Popen(
             [str(word) for word in command], stdout=stream, stderr=stream, stdin=subprocess.DEVNULL
@@ -89,15 +89,15 @@ def _process_names() -> Iterator[str]:
 
 
 def environment(devices: str | None, more: Sequence[str] = ()) -> list[str]:
-    """Return the environment of a container that asks for *devices*, and has *more* of it."""
-    asked = [] if devices is None else [f"NVIDIA_VISIBLE_DEVICES={devices}"]
-    return [*USERS, *more, *asked]
+    """Return the environment of a container that requests *devices*, with *more* variables."""
+    variables = [] if devices is None else [f"NVIDIA_VISIBLE_DEVICES={devices}"]
+    return [*USERS, *more, *variables]
 
 
 class Bundle:
-    """runc or crun without an engine, on bundles that show /proc/driver as a kernel would.
+    """runc or crun without an engine, on bundles with a /proc/driver as of a real driver.
 
-    *prestart* are the hooks of that name that an engine has put there.
+    *prestart* are the prestart hooks that an engine adds.
     """
 
     def __init__(self, work: Path, lowlevel: str = "runc") -> None:
@@ -107,7 +107,7 @@ class Bundle:
         self.prestart: list[dict[str, Any]] = []
 
     def run(self, devices: str | None, *, plain: bool = False, more: Sequence[str] = ()) -> str:
-        """Return what the probe prints in a container that asks for *devices*."""
+        """Return the output of the probe in a container that requests *devices*."""
         done = self.create(devices, plain=plain, more=more)
         if done.returncode != 0:
             raise FailedError(f"create: status {done.returncode}\n{done.stdout}{done.stderr}")
@@ -118,7 +118,7 @@ class Bundle:
     ) -> subprocess.CompletedProcess[str]:
         """Make a bundle, create its container and, if that works, run and delete it.
 
-        Returns the create, with the container's output as its own.
+        Returns the completed create, with the output of the container.
         """
         self.count += 1
         bundle = self._make(environment(devices, more))
@@ -171,7 +171,7 @@ class Bundle:
 
 
 class Docker:
-    """A dockerd of its own that knows our runtime by path, as an administrator configures it."""
+    """A private dockerd with our runtime configured by path, as an administrator does."""
 
     settings: ClassVar[dict[str, Any]] = {"runtimes": {"gpuruntime": {"path": OURS}}}
 
@@ -183,7 +183,7 @@ class Docker:
 
     @contextlib.contextmanager
     def started(self) -> Iterator[None]:
-        """Run dockerd, with the image loaded, while in the context."""
+        """Run dockerd, with the image loaded, within the context."""
         settings = self.work / "daemon.json"
         settings.write_text(json.dumps(self.settings))
         command = [
@@ -205,19 +205,19 @@ class Docker:
     def words(
         self, devices: str | None, *, plain: bool = False, more: Sequence[str] = ()
     ) -> list[str]:
-        """Return the options of `docker run` for a container that asks for *devices*."""
+        """Return the options of `docker run` for a container that requests *devices*."""
         runtime = "runc" if plain else "gpuruntime"
         variables = [word for entry in environment(devices, more) for word in ("--env", entry)]
         return ["--network=none", "--hostname=box", f"--runtime={runtime}", *variables]
 
     def run(self, devices: str | None, *, plain: bool = False, more: Sequence[str] = ()) -> str:
-        """Return what the probe prints in a container that asks for *devices*."""
+        """Return the output of the probe in a container that requests *devices*."""
         words = self.words(devices, plain=plain, more=more)
         return self.client("run", "--rm", *words, image.NAME, *image.LOOK).stdout
 
 
 class Containerd:
-    """A containerd of its own, used by ctr."""
+    """A private containerd, used through ctr."""
 
     def __init__(self, work: Path) -> None:
         self.work = work
@@ -226,7 +226,7 @@ class Containerd:
 
     @contextlib.contextmanager
     def started(self) -> Iterator[None]:
-        """Run containerd, with the image imported, while in the context."""
+        """Run containerd, with the image imported, within the context."""
         settings = self.work / "containerd.toml"
         settings.write_text(
             f'version = 2\nroot = "{self.work}/root"\nstate = "{self.work}/state"\n'
@@ -244,7 +244,7 @@ class Containerd:
         return run("ctr", "--address", self.socket, *words, check=check)
 
     def run(self, devices: str | None, *, plain: bool = False, more: Sequence[str] = ()) -> str:
-        """Return what the probe prints in a container that asks for *devices*."""
+        """Return the output of the probe in a container that requests *devices*."""
         self.count += 1
         variables = [word for entry in environment(devices, more) for word in ("--env", entry)]
         return self.client(
@@ -255,21 +255,21 @@ class Containerd:
 
 
 class Podman:
-    """podman, which reads the CDI spec itself; of ours there is only the hook.
+    """podman, which reads the CDI spec itself; only the hook is ours.
 
-    *proc_driver*: its containers show /proc/driver.
+    *proc_driver*: its containers have /proc/driver.
     """
 
     def __init__(self, work: Path, *, proc_driver: bool = True) -> None:
         self.work = work
-        # What runs podman, and its options beside those for its places.
+        # The command that runs podman, and options other than those for its directories.
         self.before: list[str] = []
         self.options = ["--storage-driver=overlay"]
         hooks = work / "hooks"
         hooks.mkdir()
         if not proc_driver:
             return
-        # What a kernel driver does by itself: its entries in every container's /proc.
+        # A kernel driver adds its entries to the /proc of every container.
         fakeproc = run(sys.executable, SIMHOST, "fakeproc").stdout.strip()
         hook = {
             "version": "1.0.0",
@@ -297,11 +297,11 @@ class Podman:
         )
 
     def settle(self) -> None:
-        """Wait for what podman still does when `run --rm` has returned."""
+        """Wait for the processes that podman leaves running when `run --rm` returns."""
         until(lambda: not any(name in ("conmon", "podman") for name in _process_names()))
 
     def words(self, devices: str | None) -> list[str]:
-        """Return the options of `podman run` for a container that asks for *devices*."""
+        """Return the options of `podman run` for a container that requests *devices*."""
         names = [] if devices is None else devices.split(",")
         return [
             *("--network=none", "--hostname=box", "--pull=never"),
@@ -312,7 +312,7 @@ class Podman:
         ]
 
     def run(self, devices: str | None, *, plain: bool = False) -> str:
-        """Return what the probe prints in a container that asks for *devices*, if not *plain*."""
+        """Return the output of the probe in a container; it requests *devices* unless *plain*."""
         words = self.words(None if plain else devices)
         output = self.client("run", "--rm", *words, image.NAME, *image.LOOK).stdout
         self.settle()
@@ -320,10 +320,10 @@ class Podman:
 
 
 class RuntimePodman(Podman):
-    """podman with our runtime, which its containers ask by their environment."""
+    """podman with our runtime; its containers request devices by their environment."""
 
     def run(self, devices: str | None, *, plain: bool = False, more: Sequence[str] = ()) -> str:
-        """Return what the probe prints in a container that asks for *devices*."""
+        """Return the output of the probe in a container that requests *devices*."""
         runtime = "crun" if plain else OURS
         own = environment(devices, more)[len(USERS) :]
         variables = [word for entry in own for word in ("--env", entry)]
@@ -334,7 +334,7 @@ class RuntimePodman(Podman):
 
 
 def make_rootless(engine: Podman) -> None:
-    """Have *engine*, before its start, be that of a user who may map ids."""
+    """Make *engine*, before its start, run as an unprivileged user with subordinate ids."""
     for name, line in {
         "passwd": f"lab:x:{USER}:{USER}::{engine.work}:/bin/sh",
         "group": f"lab:x:{USER}:",
@@ -347,14 +347,14 @@ def make_rootless(engine: Podman) -> None:
     variables = (f"HOME={engine.work}", f"XDG_RUNTIME_DIR={engine.work}/run")
     user = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--init-groups")
     engine.before = [*user, "env", "-i", "-C", "/", *variables, f"PATH={os.environ['PATH']}"]
-    # Of an overlay, the directories would have to be root's, or FUSE's.
+    # Overlays need root or FUSE.
     engine.options = ["--storage-driver=vfs"]
 
 
 def open_to_others(*directories: Path) -> None:
-    """Have everybody get to *directories*, where a home of this machine would be in their way.
+    """Make *directories* accessible to every user, even below a private home directory.
 
-    What keeps others out is covered by a directory that has these alone.
+    Each parent that only its owner may enter is covered by a tmpfs with these directories alone.
     """
     below: dict[Path, dict[Path, int]] = {}
     for directory in directories:
@@ -368,6 +368,6 @@ def open_to_others(*directories: Path) -> None:
         for directory, descriptor in held.items():
             directory.mkdir(parents=True, exist_ok=True)
             source = f"/proc/self/fd/{descriptor}"
-            # By its number: its name is covered by now.
+            # By descriptor: the tmpfs covers the path.
             run("mount", "-c", "--rbind", source, directory, pass_fds=[descriptor])
             os.close(descriptor)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`grants.py SCENARIO`: containers whose devices the prestart hook allows, without our runtime.
+"""`grants.py SCENARIO`: containers without our runtime, whose devices the prestart hook grants.
 
 Prints one JSON object. Its cases: status, output and error of the create.
 """
@@ -37,7 +37,7 @@ HOOKS = [{"path": str(ENGINES), "args": [ENGINES.name, "prestart"]}]
 
 
 def bench_with(lowlevel: str) -> Bench:
-    """Return bundles of *lowlevel* in which an engine has put our hook."""
+    """Return bundles of *lowlevel* to which an engine has added our hook."""
     CONFIG.parent.mkdir(exist_ok=True)
     ENGINES.symlink_to(HOOK)
     bench = Bench(lowlevel)
@@ -46,31 +46,31 @@ def bench_with(lowlevel: str) -> Bench:
 
 
 def bind_nodes(root: Path, config: dict[str, Any]) -> None:
-    """Have nodes of the host, which no rule allows: what the hook would do without a grant."""
+    """Mount nodes of the host that no cgroup rule allows: the hook without a grant."""
     del root
     for name in NODES:
         prestart.bind(config, Path("/dev", name), f"/dev/{name}")
 
 
 def allow_all(root: Path, config: dict[str, Any]) -> None:
-    """Have a cgroup that allows every device, and none of the nodes."""
+    """Allow every device in the cgroup, and add no node."""
     del root
     config["linux"]["resources"]["devices"] = [{"allow": True, "access": "rwm"}]
 
 
 def in_scope(root: Path, config: dict[str, Any]) -> None:
-    """Have a cgroup with the name that systemd gives to one of its own."""
+    """Name the cgroup as systemd names a scope."""
     config["linux"]["cgroupsPath"] = f"/{UNIT.format(root.parent.name)}"
 
 
 def below_scope(root: Path, config: dict[str, Any]) -> None:
-    """Have a cgroup as crun makes it below the scope that systemd has made for it."""
+    """Place the cgroup below a scope of systemd, as crun does."""
     config["linux"]["cgroupsPath"] = f"/{UNIT.format(root.parent.name)}/container"
 
 
 @contextlib.contextmanager
 def closed_above() -> Iterator[Prepare]:
-    """Have a cgroup of version 1 above the container's that allows no GPU."""
+    """Place the container below a version 1 cgroup that allows no GPU."""
     above = Path("/sys/fs/cgroup/devices/closed")
     above.mkdir()
     (above / "devices.deny").write_text("c 195:* rw")
@@ -81,13 +81,13 @@ def closed_above() -> Iterator[Prepare]:
     try:
         yield prepare
     finally:
-        # runc makes it in every hierarchy, and leaves it.
+        # runc creates it in every hierarchy and does not remove it.
         for made in Path("/sys/fs/cgroup").glob("*/closed"):
             made.rmdir()
 
 
 def with_calling_program(root: Path, config: dict[str, Any]) -> None:
-    """Have another hook attach a program that calls a function of the kernel."""
+    """Add a hook that attaches a BPF program with a call to a kernel helper."""
     del root
     # R0 = bpf_get_current_uid_gid(); R0 = 1; exit.
     code = "850000000f000000 b700000001000000 9500000000000000"
@@ -97,7 +97,7 @@ def with_calling_program(root: Path, config: dict[str, Any]) -> None:
 
 
 def attaching(code: str, path: str) -> list[str]:
-    """Return the words of a program that attaches *code* to a cgroup; *path* is an expression."""
+    """Return a command that attaches *code* to a cgroup; *path* is a Python expression."""
     script = (
         f"import json, os, sys; sys.path.append({str(TREE)!r})\n"
         "from gpuruntime.system import bpf\n"
@@ -118,42 +118,42 @@ def play(version: int, lowlevel: str = "runc") -> dict[str, Any]:
     elif lowlevel == "crun":
         without_unified()
     bench = bench_with(lowlevel)
-    found: dict[str, Any] = {}
-    with nothing_left(found), configured(LEGACY):
-        found["control"] = bench.case(bind_nodes, plain=True)
-        if found["control"]["status"] != 0:
-            # crun cannot set rules here at all, and leaves the cgroup that it has made.
+    results: dict[str, Any] = {}
+    with nothing_left(results), configured(LEGACY):
+        results["control"] = bench.case(bind_nodes, plain=True)
+        if results["control"]["status"] != 0:
+            # crun cannot set rules here, and does not remove the cgroup that it created.
             Path(f"/sys/fs/cgroup/look-{bench.count}").rmdir()
-            return found
+            return results
         bench.prestart = HOOKS
-        found["granted"] = bench.case(plain=True)
-        found["node of the engine"] = bench.case(bind_nodes, plain=True)
-        found["all allowed"] = bench.case(allow_all, plain=True)
+        results["granted"] = bench.case(plain=True)
+        results["node of the engine"] = bench.case(bind_nodes, plain=True)
+        results["all allowed"] = bench.case(allow_all, plain=True)
         bench.prestart = HOOKS * 2
-        found["twice"] = bench.case(plain=True)
+        results["twice"] = bench.case(plain=True)
         bench.prestart = HOOKS
-        found["life"] = life(bench)
-    with nothing_left(found), configured({**LEGACY, NO_CGROUPS: True}):
-        found["no-cgroups"] = bench.case(plain=True)
-        found["no-cgroups, all allowed"] = bench.case(allow_all, plain=True)
-    return found
+        results["life"] = life(bench)
+    with nothing_left(results), configured({**LEGACY, NO_CGROUPS: True}):
+        results["no-cgroups"] = bench.case(plain=True)
+        results["no-cgroups, all allowed"] = bench.case(allow_all, plain=True)
+    return results
 
 
 def refused(version: int) -> dict[str, Any]:
-    """Start containers of runc that can be given no devices, with cgroups of *version*."""
+    """Start runc containers to which no device can be granted, with cgroups of *version*."""
     if version == 2:
         cgroup2_alone()
     bench = bench_with("runc")
     bench.prestart = HOOKS
-    found: dict[str, Any] = {}
-    with nothing_left(found), configured(LEGACY):
-        found["mapped"] = bench.case(prestart.in_user_namespace, plain=True)
+    results: dict[str, Any] = {}
+    with nothing_left(results), configured(LEGACY):
+        results["mapped"] = bench.case(prestart.in_user_namespace, plain=True)
         if version == 2:
-            found["cgroup"] = bench.case(with_calling_program, plain=True)
+            results["cgroup"] = bench.case(with_calling_program, plain=True)
         else:
             with closed_above() as prepare:
-                found["cgroup"] = bench.case(prepare, plain=True)
-    return found
+                results["cgroup"] = bench.case(prepare, plain=True)
+    return results
 
 
 def life(bench: Bench) -> dict[str, str]:
@@ -163,7 +163,7 @@ def life(bench: Bench) -> dict[str, str]:
     looks = {}
     for when in ("before", "updated"):
         looks[when] = run(bench.lowlevel, "exec", name, *LOOK).stdout
-        # As `docker update`, with whatever limits this hierarchy has.
+        # As `docker update` does.
         update = [bench.lowlevel, "update", "--resources", "-", name]
         subprocess.run(update, input="{}", text=True, check=True, timeout=30)
     run(bench.lowlevel, "delete", "--force", name)
@@ -195,15 +195,15 @@ def engine() -> dict[str, Any]:
         if line.split(":")[1] == "devices"
     )
     rules = Path(f"/sys/fs/cgroup/devices/{path}/devices.list")
-    found: dict[str, Any] = {"rules before": rules.read_text()}
-    with nothing_left(found), configured(LEGACY):
-        found["case"] = bench.case(plain=True)
-    found["rules after"] = rules.read_text()
-    return found
+    results: dict[str, Any] = {"rules before": rules.read_text()}
+    with nothing_left(results), configured(LEGACY):
+        results["case"] = bench.case(plain=True)
+    results["rules after"] = rules.read_text()
+    return results
 
 
 def for_one_id(root: Path, config: dict[str, Any]) -> None:
-    """Have no mounts that a user namespace with one id cannot make."""
+    """Remove the mounts that a user namespace with one id cannot make."""
     del root
     for mount in config["mounts"]:
         mount["options"] = [word for word in mount.get("options", ()) if word != "gid=5"]
@@ -228,9 +228,9 @@ def rootless() -> dict[str, Any]:
 
 
 def systemctl(does: str, *shown: str) -> None:
-    """Have a systemctl that shows properties, notes how it is called, and then *does* something.
+    """Write a systemctl that shows properties, records its call and then executes *does*.
 
-    It shows those of runc's scopes if not those that are *shown*.
+    Without *shown* it shows the properties of a scope of runc.
     """
     properties = shown or ("DevicePolicy=strict", "DeviceAllow=/dev/char/1:3 rwm")
     show = f'if [ "$1" = show ]; then printf "%s\\n" {shlex.join(properties)}; exit 0; fi'
@@ -240,48 +240,48 @@ def systemctl(does: str, *shown: str) -> None:
 
 
 def systemd(version: int) -> dict[str, Any]:
-    """Start containers in scopes of systemd, whose systemctl is another program."""
+    """Start containers in scopes of systemd, with a fake systemctl."""
     if version == 2:
         cgroup2_alone()
     SYSTEMCTL.unlink(missing_ok=True)
     bench = bench_with("runc")
     bench.prestart = HOOKS
-    found: dict[str, Any] = {"namespace of the host": os.readlink("/proc/self/ns/mnt")}
+    results: dict[str, Any] = {"namespace of the host": os.readlink("/proc/self/ns/mnt")}
     with configured(LEGACY):
-        found["not booted"] = bench.case(in_scope, plain=True)
+        results["not booted"] = bench.case(in_scope, plain=True)
         Path("/run/systemd/system").mkdir(parents=True)
-        found["no systemctl"] = bench.case(in_scope, plain=True)
+        results["no systemctl"] = bench.case(in_scope, plain=True)
         systemctl("exit 0", "DevicePolicy=auto", "DeviceAllow=")
-        found["no rules"] = bench.case(in_scope, plain=True)
+        results["no rules"] = bench.case(in_scope, plain=True)
         systemctl("exit 0")
         os.environ["LD_PRELOAD"] = "/hostile.so"
-        found["no scope"] = bench.case(plain=True)
-        found["not called"] = not CALLED.exists()
-        found["told"] = bench.case(in_scope, plain=True)
+        results["no scope"] = bench.case(plain=True)
+        results["not called"] = not CALLED.exists()
+        results["told"] = bench.case(in_scope, plain=True)
         del os.environ["LD_PRELOAD"]
-        found["unit"] = UNIT.format(bench.last.name)
-        found["called"] = CALLED.read_text().splitlines()
-        found["below"] = bench.case(below_scope, plain=True)
-        found["unit below"] = UNIT.format(bench.last.name)
-        found["called below"] = CALLED.read_text().splitlines()
+        results["unit"] = UNIT.format(bench.last.name)
+        results["called"] = CALLED.read_text().splitlines()
+        results["below"] = bench.case(below_scope, plain=True)
+        results["unit below"] = UNIT.format(bench.last.name)
+        results["called below"] = CALLED.read_text().splitlines()
         systemctl('echo "Failed to set unit properties: Unit not loaded." >&2; exit 1')
-        found["refused"] = bench.case(in_scope, plain=True)
+        results["refused"] = bench.case(in_scope, plain=True)
         if version == 2:
-            found["attached"] = attached_by_systemd(bench)
+            results["attached"] = attached_by_systemd(bench)
     with configured({**LEGACY, "hook-deadline": 2}):
         systemctl("exec sleep 600")
         start = time.monotonic()
-        found["late"] = bench.case(in_scope, plain=True)
-        found["late after"] = time.monotonic() - start
+        results["late"] = bench.case(in_scope, plain=True)
+        results["late after"] = time.monotonic() - start
         left = subprocess.run(["pgrep", "-f", "sleep 600"], capture_output=True, check=False)
-        found["left of it"] = left.stdout.decode().split()
-    return found
+        results["left of it"] = left.stdout.decode().split()
+    return results
 
 
 def attached_by_systemd(bench: Bench) -> dict[str, Any]:
-    """Have systemd attach a program of its own when it is told; return what is attached."""
+    """Make systemctl attach its own BPF program; return the attached programs."""
     number = WORK / "number"
-    # R0 = 1; exit: it has no rules that could be extended.
+    # R0 = 1; exit: a program without rules to extend.
     words = attaching("b700000001000000 9500000000000000", "'/' + sys.argv[4]")
     systemctl(f'exec {shlex.join(words)} "$@" > {number}')
     pid, name = created(bench, ("/bin/busybox", "true"), in_scope)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small userland, built from this machine's own files, as a directory and as an image archive.
 
-Busybox, the machine's glibc and loader, two C programs, a library that only the image's own loader
-cache knows. To be built on the simulated host: one program is linked against libcuda.
+Busybox, the machine's glibc and loader, two C programs, a library that only the loader cache
+of the image lists. Build it on the simulated host: one program is linked against libcuda.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 BUSYBOX = "/bin/busybox"
-# A name that engines look up nowhere: they have it, or fail.
+# A local name: engines do not pull it from a registry.
 NAME = "localhost/gpuruntime-test:1"
-# What holds the namespaces of a pod.
+# The image of the container that holds the namespaces of a pod.
 PAUSE = "localhost/gpuruntime-pause:1"
-# GPUs whose nodes the probe makes by mknod.
+# GPUs whose nodes the probe creates by mknod.
 MADE = ("0", "1", "3", "7")
 LOOK = ("/bin/probe", *MADE)
 PATH = "PATH=/bin"
@@ -55,7 +55,7 @@ def make_root(root: Path) -> Path:
 
 
 def archive_in(work: Path) -> Path:
-    """Return the image archive in *work*, made if it is not there."""
+    """Return the image archive in *work*; create it if it does not exist."""
     archive = work / "image.tar"
     if archive.exists():
         return archive

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`lab.py NAME [FORM]`: have an engine read the lab's CDI spec (labspec.py), written by us.
+"""`lab.py NAME [FORM]`: make an engine read the CDI spec that we write for the lab (labspec.py).
 
 For the simulated host, as scenario.py.
 """
@@ -28,14 +28,14 @@ LAB = labspec.Lab(WORK)
 
 
 class Recorded(Podman):
-    """podman, with a low-level runtime that keeps each config.json and then is crun."""
+    """podman, with a low-level runtime that saves each config.json and then executes crun."""
 
     def __init__(self, work: Path) -> None:
         super().__init__(work, proc_driver=False)
         self.configs = work / "configs"
         self.configs.mkdir()
         self.runtime = work / "crun"
-        # What the engine itself wrote: crun's own changes to the config stay in its memory.
+        # The file of the engine: crun keeps its own changes to the config in memory.
         self.runtime.write_text(
             "#!/bin/sh\n"
             "bundle= last=\n"
@@ -48,13 +48,13 @@ class Recorded(Podman):
 
     @contextlib.contextmanager
     def started(self) -> Iterator[None]:
-        """Load the image; what podman makes for itself at its first container is there then."""
+        """Load the image, and run a first container: podman creates its own files then."""
         with super().started():
             self.attempt([], script="true")
             yield
 
     def attempt(self, names: list[str], *words: str, script: str) -> dict[str, Any]:
-        """Run *script* in a container that has the devices *names*; return what came of it."""
+        """Run *script* in a container with the devices *names*; return the result."""
         options = self.words(None)
         options += [word for name in names for word in ("--device", name)]
         done = self.client(
@@ -63,16 +63,16 @@ class Recorded(Podman):
             check=False,
         )
         self.settle()
-        found = {"status": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
+        result = {"status": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
         for file in self.configs.iterdir():
-            # The container's id is in its paths, and differs.
-            found["config"] = json.loads(file.read_text().replace(file.name, "ID"))
+            # The paths contain the id of the container, which differs.
+            result["config"] = json.loads(file.read_text().replace(file.name, "ID"))
             file.unlink()
-        return found
+        return result
 
 
 def load() -> registry.Registry:
-    """Return what our own library finds in the directories that podman reads."""
+    """Return the registry of our library for the directories that podman reads."""
     return registry.load(
         registry.DEFAULT_DIRECTORIES, may_trust=may_trust, decode_yaml=yamlio.decode_all
     )
@@ -83,7 +83,7 @@ def save(name: str, document: Any, directory: str = STATIC) -> str:
     return store.save_spec(document, name, [directory], may_trust=may_trust)
 
 
-# Options of `podman run` that meet what the devices bring.
+# Options of `podman run` that collide with the edits of the devices.
 USERS = {
     "root": [],
     "user": ["--user", "1234:1235"],
@@ -96,25 +96,25 @@ USERS = {
 
 
 def values(form: str) -> dict[str, Any]:
-    """Give containers all of the lab's devices, from a spec of *form*."""
+    """Run containers with all devices of the lab, from a spec in the format *form*."""
     LAB.prepare()
     save(f"lab.{form}", generate.spec(labspec.KIND, LAB.devices(), LAB.common()))
     without_unified()
     engine = Recorded(WORK)
-    found: dict[str, Any] = {"work": str(WORK)}
+    results: dict[str, Any] = {"work": str(WORK)}
     with engine.started():
-        with nothing_left(found):
+        with nothing_left(results):
             seen = engine.attempt(labspec.names(), script=labspec.script())
-            found["seen"] = {**seen, "hooks": LAB.hooks_seen()}
-        found["users"] = {name: compare(engine, words) for name, words in USERS.items()}
-    return found
+            results["seen"] = {**seen, "hooks": LAB.hooks_seen()}
+        results["users"] = {name: compare(engine, words) for name, words in USERS.items()}
+    return results
 
 
 def compare(engine: Recorded, words: list[str]) -> dict[str, Any]:
-    """Return podman's config without the devices, with them, and ours made of the first."""
+    """Return the config of podman without and with the devices, and the first with our edits."""
     without = engine.attempt([], *words, script="true")
     its = engine.attempt(labspec.names(), *words, script="true")
-    # What a hook of root's has written, another user's cannot write again.
+    # Remove the output files: a hook of another user cannot overwrite those of root.
     LAB.hooks_seen()
     devices = partial(inject.inject, load(), labspec.names())
     return {
@@ -126,7 +126,7 @@ def compare(engine: Recorded, words: list[str]) -> dict[str, Any]:
 
 
 def folders() -> dict[str, Any]:
-    """Ask for devices that are defined twice, or beside a file that is broken."""
+    """Request devices that are defined twice, or that share a directory with a broken file."""
     without_unified()
 
     def spec(**devices: str) -> Any:
@@ -138,23 +138,23 @@ def folders() -> dict[str, Any]:
     save("high.json", spec(both="/var/run/cdi", high="high"), DYNAMIC)
     save("clean.json", spec(twice="once here"), DYNAMIC)
     Path(STATIC, "broken.yaml").write_text(f'cdiVersion: "0.5.0"\nkind: {labspec.KIND}\nx: 1\n')
-    # Of the higher directory: the lower definition stays in force.
+    # In the directory of higher priority: the lower definition stays in force.
     Path(DYNAMIC, "broken.json").write_text(
         json.dumps(spec(low="broken")).replace("0.3.0", "0.9.0")
     )
     engine = Recorded(WORK)
-    found: dict[str, Any] = {"podman": {}, "library": {}}
-    with engine.started(), nothing_left(found):
+    results: dict[str, Any] = {"podman": {}, "library": {}}
+    with engine.started(), nothing_left(results):
         for name in ("both", "low", "same", "high", "twice", "none", "low:rwm"):
             qualified = f"{labspec.KIND}={name}"
             done = engine.attempt([qualified], script='echo "$LAB"')
-            found["podman"][name] = [done["status"], done["stdout"].strip(), done["stderr"]]
+            results["podman"][name] = [done["status"], done["stdout"].strip(), done["stderr"]]
             try:
-                found["library"][name] = load().resolve([qualified])["env"][-1]
+                results["library"][name] = load().resolve([qualified])["env"][-1]
             except CdiError as error:
-                found["library"][name] = error.category
-    found["errors"] = sorted(load().errors)
-    return found
+                results["library"][name] = error.category
+    results["errors"] = sorted(load().errors)
+    return results
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A CDI spec of no GPU, and what a container that has all its devices must see of it.
+"""A CDI spec without GPUs, and what a container with all its devices must see.
 
-It is made of what readers get wrong: strings that YAML 1.1 takes for something else, characters
-that need an escape, nodes that are given in full, in part or not at all.
+It contains what readers get wrong: strings that YAML 1.1 takes for something else, characters
+that need an escape, nodes whose numbers are given in full, in part or not at all.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 KIND = "lab.example/sensor"
-# Of a spec that needs 0.7.0: a dot in the class, annotations, groups.
+# Features that need CDI 0.7.0: a dot in the class, annotations, groups.
 NEWER_KIND = "lab.example/sensor.v2"
 NEWER_ANNOTATIONS = {"lab.example/on": "no", "lab.example/since": "2024-01-01"}
 NEWER_EDITS = {"env": ["LAB_NEWER=yes"], "additionalGids": [4321]}
 NEWER_SCRIPT = 'echo "$LAB_NEWER"; /bin/busybox id -G'
-# Each is a number, a boolean, a date, nothing or another string to a reader of plain YAML.
+# A YAML 1.1 reader takes each, unquoted, for a number, a boolean, a date or null.
 NAMES = (
     "y",
     "on",
@@ -53,7 +53,7 @@ STRINGS = (
         "</script>",
     ),
 )
-# Of a device that no driver is behind: opening it gives ENXIO, if the cgroup allows that.
+# A device number without a driver: an open that the cgroup allows fails with ENXIO.
 MAJOR = 195
 ALLOWED = "No such device or address"
 GIVEN = "/dev/lab/given"
@@ -64,9 +64,9 @@ STAGES = (
     *("startContainer", "poststart", "poststop"),
 )
 HOOK_ENVIRONMENT = [f"LAB_HOOK_{index}={text}" for index, text in enumerate(STRINGS)]
-# All that it was given, told by the process itself: its argv, with argv[0], and its environment.
-# It opens both before it starts another program, and by `self`: createContainer hooks are in the
-# container's PID namespace, while /proc is still the host's.
+# The hook writes its own argv, with argv[0], and its environment.
+# It opens both before it starts another program, and through `self`: createContainer hooks are in
+# the PID namespace of the container, while /proc is still that of the host.
 _HOOK = (
     "b=/bin/busybox; exec 3</proc/self/cmdline 4</proc/self/environ; $b cat >/dev/null; "
     'for fd in 3 4; do $b base64 <&$fd | $b tr -d "\\n"; echo; done >"$1"'
@@ -82,18 +82,18 @@ class Lab:
 
     @property
     def hooks(self) -> Path:
-        """The directory where each hook leaves what it was given."""
+        """The directory where each hook writes its argv and environment."""
         return self.work / "lab" / "hooks"
 
     def prepare(self) -> None:
-        """Make the host's files and nodes; on a host whose /dev is its own."""
+        """Create the files and nodes of the host, which must have its own /dev."""
         data = self.work / "lab" / _ODD_NAME
         data.mkdir(parents=True)
         (data / "file").write_text("of the directory")
         (self.work / "lab" / "single").write_text("of the file")
         (self.work / "lab" / "other").write_text("of the user")
         self.hooks.mkdir()
-        # One of them runs in the container, as its user.
+        # One hook runs in the container, as its user.
         self.hooks.chmod(0o777)
         for name, kind, mode, minor, owner in (
             ("lab0", stat.S_IFCHR, 0o640, 100, 3),
@@ -107,7 +107,7 @@ class Lab:
         os.chmod("/dev/lab-pipe", 0o620)
 
     def devices(self) -> list[tuple[str, Any]]:
-        """Return each device of the spec, name and edits."""
+        """Return the name and edits of each device of the spec."""
         named = [(name, {"env": [f"LAB_NAME_{i}={name}"]}) for i, name in enumerate(NAMES)]
         return [*named, *self._others().items()]
 
@@ -163,18 +163,18 @@ class Lab:
         }
 
     def hook_arguments(self, stage: str) -> list[str]:
-        """Return the argv of the hook of *stage*: odd strings behind what it needs."""
-        # This one runs inside, where the directory is mounted.
+        """Return the argv of the hook of *stage*: the words it needs, then odd strings."""
+        # A startContainer hook runs in the container, where the directory is mounted.
         place = "/lab/hooks" if stage == "startContainer" else str(self.hooks)
         return ["sh", "-c", _HOOK, "lab", f"{place}/{stage}", *STRINGS]
 
     def hooks_seen(self) -> dict[str, list[list[str]]]:
-        """Return, by stage, the argv and the environment that the hooks were given."""
-        found = {}
+        """Return, by stage, the argv and the environment of the hooks, and remove their files."""
+        hooks = {}
         for file in self.hooks.iterdir():
-            found[file.name] = [_words(line) for line in file.read_text().splitlines()]
+            hooks[file.name] = [_words(line) for line in file.read_text().splitlines()]
             file.unlink()
-        return found
+        return hooks
 
 
 def names() -> list[str]:
@@ -183,13 +183,13 @@ def names() -> list[str]:
 
 
 def script() -> str:
-    """Return the program of a container with all devices: it tells what it sees to `parse`."""
+    """Return the script of a container with all devices; `parse` reads its output."""
     odd = f"/lab/{_ODD_NAME}"
     lines = [
         "b=/bin/busybox",
         'b64() { $b base64 | $b tr -d "\\n"; }',
         'tell() { echo "$1 $(b64)"; }',
-        # What the process was started with; a shell's own variables come and go.
+        # The initial environment of the process: the shell changes its own variables.
         "tell environ </proc/1/environ",
         *(f"tell {name} <{shlex.quote(path)}" for name, path in _FILES.items()),
         *(
@@ -220,13 +220,13 @@ _FILES = {"single": "/lab/single", "directory": f"/lab/{_ODD_NAME}/file"}
 
 
 def parse(output: str) -> dict[str, str]:
-    """Return what `script` told, by name."""
+    """Return the output of `script`, by name."""
     pairs = (line.partition(" ") for line in output.splitlines())
     return {name: base64.b64decode(text).decode() for name, _, text in pairs}
 
 
 def assert_environment(seen: dict[str, str]) -> None:
-    """Assert that the container's process has each variable of the spec exactly, in order."""
+    """Assert that the container's process has exactly the variables of the spec, in order."""
     environment = seen["environ"].split("\0")[:-1]
     assert [entry for entry in environment if entry.startswith("LAB_")] == [
         "LAB_COMMON=yes",
@@ -237,22 +237,22 @@ def assert_environment(seen: dict[str, str]) -> None:
 
 
 def assert_nodes(seen: dict[str, str], *, host_modes: bool = False) -> None:
-    """Assert that the container has the nodes, and may do with them what the spec says.
+    """Assert that the container has the nodes, with the access that the spec allows.
 
-    *host_modes*: where the spec has none, the mode is the host's, as libraries since 1.1.0 have
-    it; else it is what low-level runtimes choose.
+    *host_modes*: without a mode in the spec, a node has the mode of the host, as in libraries
+    since 1.1.0; otherwise the low-level runtime chooses the mode.
     """
     for path, (host_mode, facts, reads, writes) in _NODES_SEEN.items():
         word = path.rpartition("/")[2]
         mode = f"{host_mode if host_modes or path == GIVEN else 0o666:o}"
         assert seen[f"node-{word}"].strip() == facts.format(mode=mode)
-        for way, answer in (("read", reads), ("write", writes)):
-            if answer is not None:
-                # The shell says what it wanted to do before that.
-                assert seen[f"{way}-{word}"].strip().rpartition(": ")[2] == answer, path
+        for way, expected in (("read", reads), ("write", writes)):
+            if expected is not None:
+                # The shell prints its own words before the error.
+                assert seen[f"{way}-{word}"].strip().rpartition(": ")[2] == expected, path
 
 
-# Mode on the host or as given; type, numbers (in base 16) and owner; what opening it gives.
+# Mode on the host or in the spec; type, numbers (base 16) and owner; errors of read and write.
 _NODES_SEEN = {
     "/dev/full": (0o666, "character special file 1:7 {mode} 0:0", "", ""),
     "/dev/lab0": (0o640, "character special file c3:64 {mode} 0:0", ALLOWED, ALLOWED),
@@ -265,7 +265,7 @@ NODES = frozenset(_NODES_SEEN)
 
 
 def assert_mounts(seen: dict[str, str]) -> None:
-    """Assert that the container has the mounts, and that read-only ones are."""
+    """Assert that the container has the mounts, and that it cannot write to read-only ones."""
     assert seen["single"] == "of the file"
     assert seen["directory"] == "of the directory"
     for name in ("write-single", "write-directory"):
@@ -279,7 +279,7 @@ def assert_hooks(seen: dict[str, list[list[str]]], lab: Lab) -> None:
     for stage in STAGES:
         argv, environment = seen[stage]
         assert argv == lab.hook_arguments(stage)
-        # A shell's own variables are not in what it was started with.
+        # The initial environment: without the variables that the shell adds.
         assert environment == HOOK_ENVIRONMENT
     assert set(seen) == set(STAGES)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What containers could leave behind: on the (simulated) GPU host, and on the machine itself."""
+"""The state that containers could leave behind, on the simulated host and on the machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FOREIGN_GROUP = re.compile(r"/simhost-\d+(/|$)")
 
 
 def of_host(*ignored: Path) -> Snapshot:
-    """Return the state of the simulated host that this runs on, without the trees *ignored*."""
+    """Return the state of this simulated host, without the directories *ignored*."""
     skipped = tuple(f"{path}/" for path in ignored)
     mounts = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
     trees = ("/etc", "/run", "/dev", f"/usr/lib/{platform.machine()}-linux-gnu", "/usr/bin")
@@ -50,49 +50,49 @@ def of_machine() -> Snapshot:
 
 
 def differences(before: Snapshot, take: Callable[[], Snapshot], *, lost: bool = True) -> list[str]:
-    """Return what differs from *before*, after some time for what ends by itself.
+    """Return the differences from *before*; wait up to SETTLE_S until there are none.
 
-    Without *lost* only what is there and was not: others take away what is theirs. A process that
-    has ended is no difference: it may have been about to.
+    Without *lost*, return only what was added: other programs remove their own files. A process
+    that has ended is not a difference.
     """
     end = time.monotonic() + SETTLE_S
     while True:
         after = take()
-        found = [
-            f"{what} {sign} {item[:200]}"
-            for what in before
-            for sign, gone, here in (("gained", before, after), ("lost", after, before))
-            if sign == "gained" or (lost and what != "processes")
-            for item in sorted(here[what] - gone[what])
-            if not (sign == "lost" and what == "mounts" and _is_in_tmp(item))
+        lines = [
+            f"{category} {sign} {item[:200]}"
+            for category in before
+            for sign, old, new in (("gained", before, after), ("lost", after, before))
+            if sign == "gained" or (lost and category != "processes")
+            for item in sorted(new[category] - old[category])
+            if not (sign == "lost" and category == "mounts" and _is_in_tmp(item))
         ]
-        if not found or time.monotonic() > end:
-            return found
+        if not lines or time.monotonic() > end:
+            return lines
         time.sleep(0.1)
 
 
 def _is_in_tmp(mount: str) -> bool:
     """Return whether *mount*, a line of mountinfo, is on a path below /tmp.
 
-    Whoever removes such a directory of theirs takes the mounts on it out of every namespace.
+    A program that removes its directory there removes the mounts on it in every namespace.
     """
     return mount.split()[4].startswith("/tmp/")
 
 
 def processes_in(pid_namespace: str) -> list[str]:
-    """Return the processes whose PID namespace is *pid_namespace*, as its link in /proc reads."""
-    found = []
+    """Return the processes in *pid_namespace*, the target of the link in /proc."""
+    processes = []
     for name in os.listdir("/proc"):
         try:
             if name.isdigit() and os.readlink(f"/proc/{name}/ns/pid") == pid_namespace:
-                found.append(name)
+                processes.append(name)
         except OSError:
             continue
-    return found
+    return processes
 
 
 def groups_of(supervisor: int) -> list[Path]:
-    """Return the cgroups of the simulated host whose supervisor had that process number."""
+    """Return the cgroups of the simulated host whose supervisor has the PID *supervisor*."""
     return list(Path("/sys/fs/cgroup").rglob(f"simhost-{supervisor}"))
 
 
@@ -103,7 +103,7 @@ def _groups(mounts: list[str]) -> frozenset[str]:
 
 
 def _is_abandoned(group: str) -> bool:
-    """Return whether *group* is nobody's: other programs on the machine have theirs in use."""
+    """Return whether *group* is without processes: other programs use their own cgroups."""
     if FOREIGN_GROUP.search(group):
         return False
     try:
@@ -113,19 +113,19 @@ def _is_abandoned(group: str) -> bool:
 
 
 def _processes() -> frozenset[str]:
-    found = set()
+    processes = set()
     for name in os.listdir("/proc"):
         try:
             if name.isdigit():
-                found.add(f"{name} {Path(f'/proc/{name}/comm').read_text().strip()}")
+                processes.add(f"{name} {Path(f'/proc/{name}/comm').read_text().strip()}")
         except OSError:
             continue
-    return frozenset(found)
+    return frozenset(processes)
 
 
 def _entries(tree: str, skipped: tuple[str, ...] = ()) -> list[str]:
-    """Return each name below *tree* with what tells that it is still the same file."""
-    found = []
+    """Return each path below *tree* with the metadata that identifies the file."""
+    entries = []
     for directory, children, names in os.walk(tree):
         children[:] = [name for name in children if f"{directory}/{name}/" not in skipped]
         for name in (*children, *names):
@@ -134,8 +134,8 @@ def _entries(tree: str, skipped: tuple[str, ...] = ()) -> list[str]:
                 status = os.lstat(path)
             except FileNotFoundError:
                 continue
-            kept = f"{path} {status.st_mode:o} {status.st_rdev}"
+            entry = f"{path} {status.st_mode:o} {status.st_rdev}"
             if stat.S_ISREG(status.st_mode):
-                kept += f" {status.st_ino} {status.st_size} {status.st_mtime_ns}"
-            found.append(kept)
-    return found
+                entry += f" {status.st_ino} {status.st_size} {status.st_mtime_ns}"
+            entries.append(entry)
+    return entries

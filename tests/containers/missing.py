@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`missing.py`: creates on a host that lacks nodes, or has CDI specs of another driver.
 
-Prints one JSON object: case → what the creates came to (creates.py). For the simulated host.
+Prints one JSON object: case → results of the creates (creates.py). For the simulated host.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ THIRD_PARTY = Path("/etc/cdi/third.json")
 
 
 def place_modprobe(*, works: bool = True) -> None:
-    """Put a driver's program there that makes the nodes, or not, and notes its calls."""
+    """Write an nvidia-modprobe that records its calls; it creates the nodes if it *works*."""
     script = f'#!/bin/sh\necho "$*" >> {CALLS}\n'
     if works:
         for minor, node in enumerate(UVM):
@@ -38,7 +38,7 @@ def place_modprobe(*, works: bool = True) -> None:
 
 
 def calls() -> list[str]:
-    """Return the calls of the program since the last question."""
+    """Return the calls of nvidia-modprobe since the last call of this function."""
     if not CALLS.exists():
         return []
     lines = CALLS.read_text().splitlines()
@@ -47,15 +47,15 @@ def calls() -> list[str]:
 
 
 def nodes(bench: Creates) -> Found:
-    """Ask for compute on a host without the node that it needs."""
+    """Request compute on a host without the node that it needs."""
     generate()
     utility = (f"{CAPABILITIES}=utility",)
-    found: Found = {}
+    results: Found = {}
     for mode, config in (("jit-cdi", {}), ("cdi", CDI)):
 
         def attempt(name: str, mode: str = mode, **options: Any) -> None:
             with aside(*UVM):
-                found[f"{mode}, {name}"] = {**bench.create(**options), "calls": calls()}
+                results[f"{mode}, {name}"] = {**bench.create(**options), "calls": calls()}
 
         bench.configure(**config)
         attempt("no program")
@@ -69,45 +69,45 @@ def nodes(bench: Creates) -> Found:
         bench.configure(**config, **{LOAD: False})
         attempt("not allowed")
         bench.configure(**config)
-        found[f"{mode}, nothing missing"] = {**bench.create(), "calls": calls()}
+        results[f"{mode}, nothing missing"] = {**bench.create(), "calls": calls()}
         MODPROBE.unlink()
-    return found
+    return results
 
 
 def warnings(bench: Creates) -> Found:
-    """Have containers start without what they ask for, where that is not there."""
+    """Start containers whose devices do not exist, with `missing-gpu` set to warn."""
     policy = {"accept-nvidia-visible-devices-envvar-when-unprivileged": False}
-    found: Found = {}
+    results: Found = {}
     bench.configure()
-    found["control"] = bench.create("99")
+    results["control"] = bench.create("99")
     bench.configure(**WARN)
-    found["no such GPU"] = bench.create("99")
-    found["there"] = bench.create("1")
-    found["requirement"] = bench.create("1", more=(REQUIREMENT,))
-    found["malformed"] = bench.create("1", more=("NO_EQUALS_SIGN",))
-    found["management"] = bench.create("management.nvidia.com/gpu=all")
+    results["no such GPU"] = bench.create("99")
+    results["there"] = bench.create("1")
+    results["requirement"] = bench.create("1", more=(REQUIREMENT,))
+    results["malformed"] = bench.create("1", more=("NO_EQUALS_SIGN",))
+    results["management"] = bench.create("management.nvidia.com/gpu=all")
     with aside(*UVM):
-        found["no node"] = bench.create()
+        results["no node"] = bench.create()
     bench.fault("fault init-fails")
     os.utime(LIBRARIES)
-    found["driver"] = bench.create()
+    results["driver"] = bench.create()
     bench.fault()
     os.utime(LIBRARIES)
     bench.configure(**WARN, **CDI)
-    found["no spec's device"] = bench.create("99")
-    found["half"] = bench.create("1,99")
+    results["no spec's device"] = bench.create("99")
+    results["half"] = bench.create("1,99")
     with replaced(MODULE, MODULE.read_text().replace("550.163.01", "570.1")):
-        found["stale"] = bench.create()
+        results["stale"] = bench.create()
     hook = {"path": "/usr/bin/nvidia-container-runtime-hook", "args": ["x", "prestart"]}
-    found["hook"] = bench.create("99", members={"hooks": {"prestart": [hook]}})
+    results["hook"] = bench.create("99", members={"hooks": {"prestart": [hook]}})
     bench.configure(**WARN, **policy)
-    found["policy"] = bench.create()
+    results["policy"] = bench.create()
     bench.configure()
-    return found
+    return results
 
 
 def stale(bench: Creates) -> Found:
-    """Have specs that were made for another driver, or whose files are gone."""
+    """Create with specs of another driver version, or with specs whose files do not exist."""
     mount = {"hostPath": "/opt/gone/libthird.so", "containerPath": "/opt/libthird.so"}
     old = {"hostPath": str(WORK / "libcuda.so.1.2.3"), "containerPath": "/opt/libcuda.so.1.2.3"}
     Path(old["hostPath"]).touch()
@@ -115,27 +115,31 @@ def stale(bench: Creates) -> Found:
     third = {"cdiVersion": "0.5.0", "kind": "third.org/card", "devices": devices}
     THIRD_PARTY.write_text(json.dumps(third))
     bench.configure(**CDI)
-    found: Found = {"fits": bench.create(), "third party": bench.create("third.org/card=0")}
-    found["both"] = bench.create("nvidia.com/gpu=0,third.org/card=0")
+    results: Found = {"fits": bench.create(), "third party": bench.create("third.org/card=0")}
+    results["both"] = bench.create("nvidia.com/gpu=0,third.org/card=0")
     with replaced(MODULE, MODULE.read_text().replace("550.163.01", "570.86.15")):
-        for name, asked in (("plain", "1"), ("qualified", "nvidia.com/gpu=1"), ("none", "none")):
-            found[f"other driver, {name}"] = bench.create(asked)
-        found["other driver, third party"] = bench.create("third.org/card=0")
+        for name, devices_value in (
+            ("plain", "1"),
+            ("qualified", "nvidia.com/gpu=1"),
+            ("none", "none"),
+        ):
+            results[f"other driver, {name}"] = bench.create(devices_value)
+        results["other driver, third party"] = bench.create("third.org/card=0")
     with replaced(MODULE, "no version at all\n"):
-        found["driver unknown"] = bench.create()
+        results["driver unknown"] = bench.create()
     gone = LIBRARIES / "libnvidia-cfg.so.550.163.01"
     with aside(gone):
-        found["file gone"] = bench.create()
-    found["fits again"] = bench.create()
+        results["file gone"] = bench.create()
+    results["fits again"] = bench.create()
     THIRD_PARTY.unlink()
-    return found
+    return results
 
 
 CASES = (nodes, warnings, stale)
 
 
 def play() -> Found:
-    """Go through CASES."""
+    """Run CASES."""
     bench = Creates()
     return {case.__name__: case(bench) for case in CASES}
 

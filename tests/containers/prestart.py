@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`prestart.py LOWLEVEL`: on the simulated host, containers whose files a prestart hook brings.
+"""`prestart.py LOWLEVEL`: on the simulated host, containers whose files a prestart hook adds.
 
-Prints one JSON object. Its cases: status, output and error of the create; "states": what the hook
-says to states that are no container's.
+Prints one JSON object. Its cases: status, output and error of the create; "states": the
+result of the hook for invalid container states.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ sys.path.append(str(Path(__file__).parents[1] / "hostile"))
 import noted
 
 HOOK = BIN / "gpu-container-runtime-hook"
-# Under the name that an engine knows, ours is not added a second time.
+# Under the name that an engine uses, our hook is not added a second time.
 ENGINES = WORK / "nvidia-container-runtime-hook"
 AUDITED = Path(__file__).with_name("audited.py")
 LOADED = WORK / "loaded"
@@ -45,9 +45,9 @@ Prepare = Callable[[Path, dict[str, Any]], None]
 
 
 class Bench(Bundle):
-    """Bundles with the driver's /proc already there for prestart hooks, as with a real driver.
+    """Bundles whose prestart hooks see /proc/driver, as with a real driver.
 
-    Each is changed by *prepare* before it is created.
+    *prepare* changes each bundle before the create.
     """
 
     def __init__(self, lowlevel: str) -> None:
@@ -64,7 +64,7 @@ class Bench(Bundle):
 
     def _finish(self, config: dict[str, Any]) -> None:
         config["hooks"]["prestart"] = [{"path": self.fakeproc}, *self.prestart]
-        # Where crun puts what hooks say; runc has it in its own error.
+        # crun writes the stderr of hooks to this file; runc adds it to its own error.
         config["annotations"] = {"run.oci.hooks.stderr": str(self.said)}
         del config["hooks"]["createRuntime"]
         self.prepare(self.last / "rootfs", config)
@@ -77,7 +77,7 @@ class Bench(Bundle):
         more: Sequence[str] = (),
         plain: bool = False,
     ) -> dict[str, Any]:
-        """Return what comes of a container; *plain*: the low-level runtime is not ours."""
+        """Return the result of a container; *plain*: without our runtime."""
         self.prepare = prepare or nothing
         before = mounted()
         self.said.unlink(missing_ok=True)
@@ -85,14 +85,14 @@ class Bench(Bundle):
         return self.answer(done, before)
 
     def answer(self, done: subprocess.CompletedProcess[str], before: list[str]) -> dict[str, Any]:
-        """Return what the function of that name does, and what hooks have said."""
+        """Return the result of the function `answer`, with the stderr of hooks."""
         found = answer(done, before)
         if self.said.exists():
             found["error"] += self.said.read_text()
         return found
 
     def again(self, **config: object) -> dict[str, Any]:
-        """Start another container on the last bundle, as it is by now, without our runtime."""
+        """Start another container on the last bundle, unchanged, without our runtime."""
         before = mounted()
         self.said.unlink(missing_ok=True)
         with configured({MODE: "legacy", **config}):
@@ -103,12 +103,12 @@ class Bench(Bundle):
 
 
 def nothing(root: Path, config: dict[str, Any]) -> None:
-    """Leave the container as it is."""
+    """Change nothing."""
     del root, config
 
 
 def answer(done: subprocess.CompletedProcess[str], before: list[str]) -> dict[str, Any]:
-    """Return what *done* printed, and what is mounted on the host that was not *before*."""
+    """Return the status and output of *done*, and the mounts on the host that *before* lacks."""
     return {
         "status": done.returncode,
         "output": done.stdout,
@@ -118,13 +118,13 @@ def answer(done: subprocess.CompletedProcess[str], before: list[str]) -> dict[st
 
 
 def mounted() -> list[str]:
-    """Return where something is mounted on the host."""
+    """Return the mounts of the host: root, mount point and options."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     return [" ".join(line.split()[3:6]) for line in lines]
 
 
 def change(bundle: Path, edit: Callable[[dict[str, Any]], None]) -> None:
-    """Have *edit* change the config.json of *bundle*."""
+    """Apply *edit* to the config.json of *bundle*."""
     path = bundle / "config.json"
     config = json.loads(path.read_text())
     edit(config)
@@ -133,7 +133,7 @@ def change(bundle: Path, edit: Callable[[dict[str, Any]], None]) -> None:
 
 @contextlib.contextmanager
 def configured(config: Mapping[str, object]) -> Iterator[None]:
-    """Have *config*, by key, in config.toml."""
+    """Write *config*, by key, to config.toml within the context."""
     CONFIG.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items()))
     try:
         yield
@@ -141,11 +141,11 @@ def configured(config: Mapping[str, object]) -> Iterator[None]:
         CONFIG.unlink()
 
 
-# The roots that an image could have, and containers that share mounts or ids.
+# The root file systems of hostile images, and containers that share mounts or ids.
 
 
 def link_at_a_library(root: Path, config: dict[str, Any]) -> None:
-    """Have a link out of the root where a library is to be, which is one inside for us."""
+    """Replace a library by a link out of the root, which must resolve inside the root."""
     del config
     place_of(root / CUDA).symlink_to(f"../../../../../../../..{WORK}/secret")
     inside = Path(f"{root}{WORK}/secret")
@@ -153,38 +153,38 @@ def link_at_a_library(root: Path, config: dict[str, Any]) -> None:
 
 
 def dangling_link(root: Path, config: dict[str, Any]) -> None:
-    """Have a link to nothing there."""
+    """Replace a library by a dangling link."""
     del config
     place_of(root / CUDA).symlink_to("/nowhere/at/all")
 
 
 def link_to_a_new_file(root: Path, config: dict[str, Any]) -> None:
-    """Have a link there to a file that is not, in a directory of the host that is."""
+    """Replace a library by a link to a file that does not exist, in a directory of the host."""
     del config
     (WORK / "outside").mkdir(exist_ok=True)
     place_of(root / CUDA).symlink_to(f"{WORK}/outside/new")
 
 
 def looping_link(root: Path, config: dict[str, Any]) -> None:
-    """Have a link to itself there."""
+    """Replace a library by a link to itself."""
     del config
     place_of(root / CUDA).symlink_to(f"/{CUDA}")
 
 
 def directory_at_a_library(root: Path, config: dict[str, Any]) -> None:
-    """Have a directory there."""
+    """Replace a library by a directory."""
     del config
     (root / CUDA).mkdir(parents=True)
 
 
 def fifo_at_a_library(root: Path, config: dict[str, Any]) -> None:
-    """Have something there that nobody who opens it comes back from."""
+    """Replace a library by a FIFO: opening it blocks."""
     del config
     os.mkfifo(place_of(root / CUDA))
 
 
 def libraries_lead_out(root: Path, config: dict[str, Any]) -> None:
-    """Have the directory of libraries be a link out of the root."""
+    """Replace the library directory by a link out of the root."""
     del config
     place_of(root / "usr/share/x").touch()
     os.rename(root / "usr", root / "own")
@@ -195,15 +195,15 @@ def libraries_lead_out(root: Path, config: dict[str, Any]) -> None:
 
 
 def read_only_libraries(root: Path, config: dict[str, Any]) -> None:
-    """Have a volume there that cannot be written to."""
+    """Mount a read-only volume on a library directory."""
     volume = root.parent / "volume"
     volume.mkdir()
     bind(config, volume, f"/{LIBRARIES}/gbm", "ro")
 
 
 def shared_libraries(root: Path, config: dict[str, Any]) -> None:
-    """Have a volume of libraries there that the host shares, and a link that leads to another."""
-    # Without it the container's are slaves of the host's.
+    """Mount a shared volume on the library directory, with a link to another volume."""
+    # Otherwise the mounts of the container are slaves of those of the host.
     propagates(root, config, "rshared")
     for name in ("volume", "other"):
         volume = root.parent / name
@@ -219,7 +219,7 @@ def shared_libraries(root: Path, config: dict[str, Any]) -> None:
 
 
 def bind(config: dict[str, Any], source: Path, destination: str, *options: str) -> None:
-    """Have *source* mounted in the container."""
+    """Add a bind mount of *source* to the container."""
     config["mounts"].append(
         {
             "destination": destination,
@@ -231,21 +231,21 @@ def bind(config: dict[str, Any], source: Path, destination: str, *options: str) 
 
 
 def read_only(root: Path, config: dict[str, Any]) -> None:
-    """As `docker run --read-only`."""
+    """Make the root read-only, as `docker run --read-only` does."""
     del root
     config["root"]["readonly"] = True
 
 
 def propagates(root: Path, config: dict[str, Any], how: str) -> None:
-    """Share every mount with the host."""
+    """Set the propagation of every mount to *how*."""
     del root
     config["linux"]["rootfsPropagation"] = how
 
 
 def in_user_namespace(root: Path, config: dict[str, Any]) -> None:
-    """Have ids of its own."""
+    """Add a user namespace with its own ids."""
     run("chown", "-R", f"{FIRST_ID}:{FIRST_ID}", root)
-    # crun starts it in the user namespace as well, where it can do nothing.
+    # crun starts the hook in the user namespace as well, where it lacks the privileges.
     config["hooks"]["prestart"] = [
         hook for hook in config["hooks"]["prestart"] if not hook["path"].endswith("/fakeproc")
     ]
@@ -256,7 +256,7 @@ def in_user_namespace(root: Path, config: dict[str, Any]) -> None:
 
 
 def with_cuda_of_its_own(root: Path, config: dict[str, Any]) -> None:
-    """Ship a CUDA library that says it runs on the host's driver."""
+    """Add a CUDA compatibility library that supports the driver of the host."""
     del config
     place = place_of(root / "usr/local/cuda/compat/libcuda.so.575.57.08")
     note = root.parent / "note"
@@ -271,27 +271,27 @@ def with_cuda_of_its_own(root: Path, config: dict[str, Any]) -> None:
 
 
 def audited(root: Path, config: dict[str, Any]) -> None:
-    """Have the hook's process note what it loads."""
+    """Record the files that the process of the hook opens."""
     with_cuda_of_its_own(root, config)
     command = [str(BIN / "python"), str(AUDITED), str(LOADED)]
     config["hooks"]["prestart"].append({"path": command[0], "args": command})
 
 
 def place_of(path: Path) -> Path:
-    """Return *path*, with its directory made."""
+    """Create the directory of *path* and return *path*."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def unmount_volumes(bundle: Path) -> None:
-    """Take away what `shared_libraries` has mounted, and nothing more: it fails if there is."""
+    """Unmount the volumes of `shared_libraries`; fail if other mounts are on them."""
     for name in ("volume", "other"):
         run("umount", bundle / name)
 
 
 def roots(bench: Bench) -> dict[str, Any]:
-    """Start a container on each root that an image could have."""
-    found = {}
+    """Start a container on each hostile root."""
+    results = {}
     (WORK / "secret").write_text(SECRET)
     prepares = (
         *(link_at_a_library, dangling_link, link_to_a_new_file, looping_link),
@@ -299,104 +299,104 @@ def roots(bench: Bench) -> dict[str, Any]:
         *(read_only, in_user_namespace, with_cuda_of_its_own),
     )
     for prepare in prepares:
-        found[prepare.__name__] = bench.case(prepare)
+        results[prepare.__name__] = bench.case(prepare)
     outside = WORK / "outside"
     left = [str(path.relative_to(outside)) for path in outside.rglob("*")]
-    found["outside"] = {"secret": (WORK / "secret").read_text(), "left": left}
-    return found
+    results["outside"] = {"secret": (WORK / "secret").read_text(), "left": left}
+    return results
 
 
 def shared(bench: Bench) -> dict[str, Any]:
     """Start containers that share mounts with the host."""
     run("mount", "--make-rshared", "/")
     try:
-        found = {
+        results = {
             how: bench.case(partial(propagates, how=how)) for how in ("shared", "rshared", "slave")
         }
-        found["volumes"] = bench.case(shared_libraries)
+        results["volumes"] = bench.case(shared_libraries)
         unmount_volumes(bench.last)
     finally:
         run("mount", "--make-rprivate", "/")
-    return found
+    return results
 
 
 def compat(bench: Bench, config: Mapping[str, object]) -> dict[str, Any]:
-    """Start containers that ship CUDA, under each `cuda-compat-mode`."""
-    found = {}
+    """Start containers with a CUDA compatibility library, in each `cuda-compat-mode`."""
+    results = {}
     for mode in ("mount", "hook", "disabled", ""):
         with configured({**config, COMPAT_MODE: mode}):
-            found[mode] = bench.case(with_cuda_of_its_own)
+            results[mode] = bench.case(with_cuda_of_its_own)
     with configured({**config, COMPAT_MODE: "", COMPAT_OF_OLD: True}):
-        found["of old"] = bench.case(with_cuda_of_its_own)
-    return found
+        results["of old"] = bench.case(with_cuda_of_its_own)
+    return results
 
 
 def play_mig() -> dict[str, Any]:
-    """Start containers with a MIG device, and with the right to configure MIG, with runc."""
+    """Start runc containers with a MIG device, and with the right to configure MIG."""
     CONFIG.parent.mkdir(exist_ok=True)
     bench = Bench("runc")
     bench.case(plain=True)
-    found: dict[str, Any] = {}
-    with nothing_left(found), configured({MODE: "legacy"}):
-        found["device"] = bench.case(devices="0:1")
-        found["configures"] = bench.case(devices="1", more=("NVIDIA_MIG_CONFIG_DEVICES=all",))
-    return found
+    results: dict[str, Any] = {}
+    with nothing_left(results), configured({MODE: "legacy"}):
+        results["device"] = bench.case(devices="0:1")
+        results["configures"] = bench.case(devices="1", more=("NVIDIA_MIG_CONFIG_DEVICES=all",))
+    return results
 
 
 def hook_alone(bench: Bench) -> dict[str, Any]:
-    """Start containers with the hook, and without our runtime."""
+    """Start containers with the hook and without our runtime."""
     bench.prestart = [{"path": str(ENGINES), "args": [ENGINES.name, "prestart"]}]
-    found = {}
+    results = {}
     for mode in ("auto", "legacy", "cdi", "jit-cdi"):
         with configured({MODE: mode}):
-            found[f"not granted, {mode}"] = bench.case(plain=True)
-            found[f"unasked, {mode}"] = bench.case(plain=True, devices=None)
+            results[f"not granted, {mode}"] = bench.case(plain=True)
+            results[f"unasked, {mode}"] = bench.case(plain=True, devices=None)
     with configured({MODE: "legacy", "missing-gpu": "warn", NO_CGROUPS: True}):
-        found["not granted, warn"] = bench.case(plain=True)
-        found["no such GPU, warn"] = bench.case(plain=True, devices="63")
-        found["requirement, warn"] = bench.case(plain=True, more=(REQUIREMENT,))
+        results["not granted, warn"] = bench.case(plain=True)
+        results["no such GPU, warn"] = bench.case(plain=True, devices="63")
+        results["requirement, warn"] = bench.case(plain=True, more=(REQUIREMENT,))
     with configured({MODE: "legacy", DEBUG: str(LOG)}):
-        found["no such GPU"] = bench.case(plain=True, devices="63")
-        found["log"] = LOG.read_text()
+        results["no such GPU"] = bench.case(plain=True, devices="63")
+        results["log"] = LOG.read_text()
     bench.prestart = []
-    return found
+    return results
 
 
 def states(bench: Bench, granted: Path) -> dict[str, Any]:
-    """Call the hook with states that are not its container's; *granted* is a bundle of ours."""
+    """Call the hook with invalid container states; *granted* is a bundle of our runtime."""
     own = ["unshare", "--mount", "--propagation=private", "sleep", "60"]
     ended = subprocess.Popen(["true"])
     ended.wait()
-    with subprocess.Popen(["sleep", "60"]) as here, subprocess.Popen(own) as there:
+    with subprocess.Popen(["sleep", "60"]) as on_host, subprocess.Popen(own) as elsewhere:
         other = f"other-{bench.count}"
         change(bench.last, lambda config: config["process"].update(args=["/bin/busybox"]))
         create(bench, other)
         container = json.loads(run(bench.lowlevel, "state", other).stdout)["pid"]
         pids: dict[str, object] = {
             "ended": ended.pid,
-            "of the host": here.pid,
+            "of the host": on_host.pid,
             "init": 1,
-            "in another namespace": there.pid,
+            "in another namespace": elsewhere.pid,
             "of another container": container,
         }
         pids.update((json.dumps(pid), pid) for pid in (0, -1, 1.0, "1", True, None, 1 << 22, [1]))
-        found = {}
+        results = {}
         for name, pid in pids.items():
-            found[name] = call(json.dumps({"bundle": str(granted), "pid": pid}))
-            found[name]["mounts there"] = [
+            results[name] = call(json.dumps({"bundle": str(granted), "pid": pid}))
+            results[name]["mounts there"] = [
                 line.split()[4]
-                for process in (there.pid, container)
+                for process in (elsewhere.pid, container)
                 for line in Path(f"/proc/{process}/mountinfo").read_text().splitlines()
                 if "libcuda" in line
             ]
         run(bench.lowlevel, "delete", "--force", other)
-        here.kill()
-        there.kill()
-    return found
+        on_host.kill()
+        elsewhere.kill()
+    return results
 
 
 def create(bench: Bench, name: str) -> None:
-    """Create, and no more, a container of the last bundle; it must not hold our pipes."""
+    """Create a container of the last bundle, without our pipes; do not start it."""
     subprocess.run(
         [bench.lowlevel, "create", "--bundle", str(bench.last), name],
         stdin=subprocess.DEVNULL,
@@ -408,7 +408,7 @@ def create(bench: Bench, name: str) -> None:
 
 
 def call(state: str, *words: str) -> dict[str, Any]:
-    """Return what the hook answers to *state*."""
+    """Return the result of the hook for *state*."""
     before = mounted()
     done = subprocess.run(
         [str(HOOK), *words, "prestart"],
@@ -426,10 +426,10 @@ def play_shared() -> dict[str, Any]:
     CONFIG.parent.mkdir(exist_ok=True)
     bench = Bench("runc")
     bench.case(plain=True)
-    found: dict[str, Any] = {}
-    with nothing_left(found), configured({MODE: "legacy"}):
-        found["shared"] = shared(bench)
-    return found
+    results: dict[str, Any] = {}
+    with nothing_left(results), configured({MODE: "legacy"}):
+        results["shared"] = shared(bench)
+    return results
 
 
 def play(lowlevel: str) -> dict[str, Any]:
@@ -443,38 +443,38 @@ def play(lowlevel: str) -> dict[str, Any]:
         MODE: "legacy",
         "nvidia-container-runtime.runtimes": [lowlevel],
     }
-    found: dict[str, Any] = {"plain": bench.run("1,3", plain=True)}
-    with nothing_left(found):
+    results: dict[str, Any] = {"plain": bench.run("1,3", plain=True)}
+    with nothing_left(results):
         with configured(legacy):
-            found["usual"] = bench.case()
+            results["usual"] = bench.case()
         granted = bench.last
-        found["again"] = bench.again()
-        found["skip"] = bench.again(**{MODE: "cdi", SKIP: True})
-        found["mode"] = bench.again(**{MODE: "cdi"})
+        results["again"] = bench.again()
+        results["skip"] = bench.again(**{MODE: "cdi", SKIP: True})
+        results["mode"] = bench.again(**{MODE: "cdi"})
         with configured(legacy):
-            found["none"] = bench.case(devices="none")
-            found["unasked"] = bench.case(devices=None)
-            found["all"] = bench.case(more=(f"{CAPABILITIES}=all",))
-            found["requirement"] = bench.case(more=(REQUIREMENT,))
+            results["none"] = bench.case(devices="none")
+            results["unasked"] = bench.case(devices=None)
+            results["all"] = bench.case(more=(f"{CAPABILITIES}=all",))
+            results["requirement"] = bench.case(more=(REQUIREMENT,))
             bench.prestart = [{"path": str(ENGINES), "args": [ENGINES.name, "prestart"]}] * 2
-            found["twice"] = bench.case()
+            results["twice"] = bench.case()
             bench.prestart = []
-            found["roots"] = roots(bench)
+            results["roots"] = roots(bench)
         with configured({**legacy, DEBUG: str(LOG)}):
-            found["audited"] = bench.case(audited)
-            found["loaded"] = LOADED.read_text().splitlines()
-            found["log"] = {"text": LOG.read_text(), "mode": LOG.stat().st_mode & 0o777}
+            results["audited"] = bench.case(audited)
+            results["loaded"] = LOADED.read_text().splitlines()
+            results["log"] = {"text": LOG.read_text(), "mode": LOG.stat().st_mode & 0o777}
         LOG.unlink()
         LOG.symlink_to(WORK / "elsewhere")
         with configured({**legacy, DEBUG: str(LOG)}):
-            found["log is a link"] = bench.case()
-            found["elsewhere"] = (WORK / "elsewhere").exists()
+            results["log is a link"] = bench.case()
+            results["elsewhere"] = (WORK / "elsewhere").exists()
         LOG.unlink()
-        found["compat"] = compat(bench, legacy)
-        found["alone"] = hook_alone(bench)
+        results["compat"] = compat(bench, legacy)
+        results["alone"] = hook_alone(bench)
         bench.case(plain=True, devices=None)
-        found["states"] = states(bench, granted)
-    return found
+        results["states"] = states(bench, granted)
+    return results
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`scenario.py NAME [DEVICES]`: play one scenario on the simulated host that this runs in.
+"""`scenario.py NAME [DEVICES]`: play one scenario on this simulated host.
 
-Prints one JSON object. Everything is below a file system of its own, which goes with the host.
+Prints one JSON object. All files are in a tmpfs that ends with the host.
 """
 
 from __future__ import annotations
@@ -53,56 +53,56 @@ from ways import (
 WORK = Path("/run/gpuruntime-test")
 SPEC = "/etc/cdi/nvidia.json"
 CONFIG = Path("/etc/gpuruntime/config.toml")
-# How the specs are generated that the ways want.
+# Options of `cdi generate` for the specs of the ways.
 SPEC_OPTIONS: tuple[tuple[str, ...], ...] = ((), ("--separate-hooks",))
 WITH_CRUN = {"nvidia-container-runtime.runtimes": ["crun"]}
-# The simulation's own files; and what the runtime keeps for itself: its config file, compiled.
+# The files of the simulation, and the compiled configuration that the runtime caches.
 KNOWN = (Path("/run/simhost"), Path("/run/gpuruntime"))
 
 take = partial(machine.of_host, WORK, *KNOWN)
 
 
 @contextlib.contextmanager
-def nothing_left(found: dict[str, Any]) -> Iterator[None]:
-    """Add what differs on the host after the context to *found*."""
-    # The low-level runtimes make these at their first container, and keep them.
+def nothing_left(results: dict[str, Any]) -> Iterator[None]:
+    """Add the differences on the host after the context to *results*."""
+    # The low-level runtimes create these at their first container and keep them.
     for name in ("runc", "crun"):
         Path("/run", name).mkdir(mode=0o700, exist_ok=True)
     before = take()
     yield
-    found["left"] = [*found.get("left", ()), *machine.differences(before, take)]
+    results["left"] = [*results.get("left", ()), *machine.differences(before, take)]
 
 
 def compare(engine: Any, devices: str) -> dict[str, Any]:
-    """Run the same container without us and with us, asking for *devices*."""
-    # It comes first: what an engine makes for itself at its first container is there then.
-    found = {"plain": engine.run(devices, plain=True)}
-    with nothing_left(found):
-        found["asked"] = engine.run(devices)
-    return found
+    """Run a container that requests *devices*, without and with our runtime."""
+    # First: the engine creates its own files at its first container.
+    results = {"plain": engine.run(devices, plain=True)}
+    with nothing_left(results):
+        results["asked"] = engine.run(devices)
+    return results
 
 
 def go_all(engine: Any, names: Iterable[str], **config: object) -> dict[str, Any]:
-    """Run a container for each of WAYS that *names* has, with *config* in each config.toml."""
-    # As above.
-    found: dict[str, Any] = {"plain": engine.run("1,3", plain=True), "ways": {}}
+    """Run a container for each of *names* in WAYS, with *config* in each config.toml."""
+    # First, as in `compare`.
+    results: dict[str, Any] = {"plain": engine.run("1,3", plain=True), "ways": {}}
     prepare_host()
-    with nothing_left(found):
+    with nothing_left(results):
         for name in names:
             way = WAYS[name]
             with host_of(way, **config):
-                found["ways"][name] = engine.run(way.devices, more=way.more)
-    return found
+                results["ways"][name] = engine.run(way.devices, more=way.more)
+    return results
 
 
 def runc_v1() -> dict[str, Any]:
-    """Use runc on cgroup version 1, whose rules for devices are other ones."""
+    """Use runc with cgroup version 1, whose device rules differ."""
     restrict_a_node()
     return go_all(Bundle(WORK), FEW)
 
 
 def runc_v2() -> dict[str, Any]:
-    """Use runc where /sys/fs/cgroup is cgroup2 alone."""
+    """Use runc where /sys/fs/cgroup is cgroup2."""
     restrict_a_node()
     cgroup2_alone()
     return go_all(Bundle(WORK), WAYS)
@@ -115,24 +115,24 @@ def crun() -> dict[str, Any]:
 
 
 def legacy() -> dict[str, Any]:
-    """Use runc in the legacy mode and others, with and without a hook that the engine put there.
+    """Use runc in the legacy mode and others, with and without a hook of the engine.
 
-    Instead of the hooks, of ours and the engine's, a program notes what it is called with.
+    A program that records its calls replaces our hook and the hook of the engine.
     """
     bundle = Bundle(WORK)
     ours, engines = recorder(WORK / "ours"), recorder(WORK / "nvidia-container-runtime-hook")
-    found: dict[str, Any] = {"plain": bundle.run("1,3", plain=True), "ways": {}, "engine": {}}
+    results: dict[str, Any] = {"plain": bundle.run("1,3", plain=True), "ways": {}, "engine": {}}
     prepare_host()
     hook = {"path": str(engines), "args": [engines.name, "prestart"]}
-    with nothing_left(found):
+    with nothing_left(results):
         for kind, prestart in (("ways", []), ("engine", [hook])):
             bundle.prestart = prestart
             for name, way in LEGACY_WAYS.items():
                 with host_of(way, **{HOOK_PATH: str(ours)}):
                     output = bundle.run(way.devices, more=way.more)
                 calls = {"ours": recorded(ours), "engine's": recorded(engines)}
-                found[kind][name] = {"output": output, "calls": calls}
-    return found
+                results[kind][name] = {"output": output, "calls": calls}
+    return results
 
 
 class DefaultDocker(Docker):
@@ -142,48 +142,48 @@ class DefaultDocker(Docker):
 
 
 def docker() -> dict[str, Any]:
-    """Use dockerd with `docker run --runtime`: all that one daemon can show."""
-    # It has `--gpus` only if this is on its PATH when it starts.
+    """Use dockerd with `docker run --runtime`: all cases that share one daemon."""
+    # dockerd supports `--gpus` only if this program is on its PATH at its start.
     hook = recorder(Path("/usr/bin/nvidia-container-runtime-hook"))
     engine = DefaultDocker(WORK)
     with engine.started():
-        found = go_all(engine, DOCKER)
+        results = go_all(engine, DOCKER)
         with host_of(Way(None, None, config={**LEGACY, HOOK_PATH: str(hook)})):
-            found["legacy"] = {"output": engine.run("1,3"), "calls": recorded(hook)}
-        found["gpus"] = {name: gpus_option(engine, hook, name) for name in ("auto", "legacy")}
-        found["our hook"] = our_hook(engine, hook, found)
-        found["by runc"] = by_runc(engine, found)
-        found["options"] = docker_options(engine, found)
-        found["refused"] = refused(engine, found)
-        found["life"] = life(engine, found)
-    return found
+            results["legacy"] = {"output": engine.run("1,3"), "calls": recorded(hook)}
+        results["gpus"] = {name: gpus_option(engine, hook, name) for name in ("auto", "legacy")}
+        results["our hook"] = our_hook(engine, hook, results)
+        results["by runc"] = by_runc(engine, results)
+        results["options"] = docker_options(engine, results)
+        results["refused"] = refused(engine, results)
+        results["life"] = life(engine, results)
+    return results
 
 
 def docker_v2() -> dict[str, Any]:
-    """Use dockerd where /sys/fs/cgroup is cgroup2 alone."""
+    """Use dockerd where /sys/fs/cgroup is cgroup2."""
     cgroup2_alone()
     hook = recorder(Path("/usr/bin/nvidia-container-runtime-hook"))
     engine = Docker(WORK)
     with engine.started():
-        found = go_all(engine, FEW)
+        results = go_all(engine, FEW)
         hook.unlink()
         hook.symlink_to(BIN / "gpu-container-runtime-hook")
-        found["by runc"] = by_runc(engine, found)
-    return found
+        results["by runc"] = by_runc(engine, results)
+    return results
 
 
 class RemappedDocker(Docker):
-    """A dockerd whose containers have a user namespace, with ids that nobody else has.
+    """A dockerd whose containers have a user namespace with mapped ids.
 
-    Its containerd is one of its own, as distributions have it: the directories of the one that
-    dockerd starts itself are closed to those ids, and so to hooks.
+    It uses a separate containerd, as in distributions: hooks with the mapped ids cannot enter the
+    directories of a containerd that dockerd starts itself.
     """
 
     settings: ClassVar[dict[str, Any]] = {**Docker.settings, "userns-remap": "daemon"}
 
     @contextlib.contextmanager
     def started(self) -> Iterator[None]:
-        """Run both daemons, with the image loaded, while in the context."""
+        """Run both daemons, with the image loaded, within the context."""
         containerd = Containerd(self.work)
         self.options = [f"--containerd={containerd.socket}"]
         with containerd.started(), super().started():
@@ -196,46 +196,46 @@ def docker_remapped() -> dict[str, Any]:
         Path("/etc", file).write_text(f"daemon:{FIRST_ID}:65536\n")
     engine = RemappedDocker(WORK)
     with engine.started():
-        found = go_all(engine, FEW)
-        with nothing_left(found), host_of(Way(None, None)):
+        results = go_all(engine, FEW)
+        with nothing_left(results), host_of(Way(None, None)):
             words = ["--rm", "--userns=host", *engine.words("1,3"), image.NAME]
-            found["of the host"] = engine.client("run", *words, *image.LOOK).stdout
-    return found
+            results["of the host"] = engine.client("run", *words, *image.LOOK).stdout
+    return results
 
 
 def gpus_option(engine: Docker, hook: Path, mode: str) -> dict[str, Any]:
-    """Run a container with docker's own way to ask for GPUs, through our runtime."""
+    """Run a container with `docker run --gpus`, through our runtime."""
     words = [*engine.words(None), "--gpus", '"device=1,3"']
     with host_of(Way(None, None, config={MODE: mode})):
         output = engine.client("run", "--rm", *words, image.NAME, *image.LOOK).stdout
     return {"output": output, "calls": recorded(hook)}
 
 
-def our_hook(engine: Docker, hook: Path, found: dict[str, Any]) -> str:
-    """Run a container with docker's own way, where *hook*, which docker looks for, is ours.
+def our_hook(engine: Docker, hook: Path, results: dict[str, Any]) -> str:
+    """Run a container with `--gpus`, where *hook*, the path that docker looks up, is our hook.
 
-    By docker's default runtime, which is ours in the legacy mode.
+    The default runtime of docker is ours, in the legacy mode.
     """
     hook.unlink()
     hook.symlink_to(BIN / "gpu-container-runtime-hook")
-    with nothing_left(found), host_of(Way(None, None, config=LEGACY)):
+    with nothing_left(results), host_of(Way(None, None, config=LEGACY)):
         words = ["--rm", "--network=none", "--gpus", '"device=1,3"', image.NAME]
         return engine.client("run", *words, *image.LOOK).stdout
 
 
-def by_runc(engine: Docker, found: dict[str, Any]) -> dict[str, str]:
-    """Run containers with docker's own way by runc; our hook alone has a part in it."""
-    asked = ["--network=none", "--runtime=runc", "--gpus"]
-    # No hook: the engine's own way to bring a node, without which nothing is seen to be refused.
-    bound = ["--network=none", "--runtime=runc", "--volume=/dev/nvidia1:/dev/nvidia1"]
+def by_runc(engine: Docker, results: dict[str, Any]) -> dict[str, str]:
+    """Run containers with `--gpus` by runc, with our hook alone."""
+    gpus_words = ["--network=none", "--runtime=runc", "--gpus"]
+    # The control: a bind mount of the node, without a grant, which the cgroup refuses.
+    bound_words = ["--network=none", "--runtime=runc", "--volume=/dev/nvidia1:/dev/nvidia1"]
     look = [image.NAME, *image.LOOK]
     looks = {}
-    with nothing_left(found), host_of(Way(None, None)):
-        looks["control"] = engine.client("run", "--rm", *bound, *look).stdout
-        looks["two"] = engine.client("run", "--rm", *asked, '"device=1,3"', *look).stdout
-        looks["all"] = engine.client("run", "--rm", *asked, "all", *look).stdout
+    with nothing_left(results), host_of(Way(None, None)):
+        looks["control"] = engine.client("run", "--rm", *bound_words, *look).stdout
+        looks["two"] = engine.client("run", "--rm", *gpus_words, '"device=1,3"', *look).stdout
+        looks["all"] = engine.client("run", "--rm", *gpus_words, "all", *look).stdout
         sleep = [image.NAME, "/bin/busybox", "sleep", "1000"]
-        engine.client("run", "-d", "--name=by-runc", *asked, '"device=1,3"', *sleep)
+        engine.client("run", "-d", "--name=by-runc", *gpus_words, '"device=1,3"', *sleep)
         looks["exec"] = engine.client("exec", "by-runc", *image.LOOK).stdout
         engine.client("update", "--restart=no", "--cpu-shares=512", "by-runc")
         looks["updated"] = engine.client("exec", "by-runc", *image.LOOK).stdout
@@ -245,29 +245,29 @@ def by_runc(engine: Docker, found: dict[str, Any]) -> dict[str, str]:
     return looks
 
 
-def docker_options(engine: Docker, found: dict[str, Any]) -> dict[str, str]:
-    """Run containers with options that change what stands in our way, or how docker finds us."""
+def docker_options(engine: Docker, results: dict[str, Any]) -> dict[str, str]:
+    """Run containers with docker options that change the root or the choice of the runtime."""
     cases = {
         "by default": ["--network=none", "--env", "NVIDIA_VISIBLE_DEVICES=1,3"],
         "gpus": [*engine.words("runtime.nvidia.com/gpu=all"), "--gpus", "all"],
         "read-only": ["--read-only", *engine.words("1,3")],
     }
-    with nothing_left(found), host_of(Way(None, None)):
+    with nothing_left(results), host_of(Way(None, None)):
         return {
             name: engine.client("run", "--rm", *words, image.NAME, *image.LOOK).stdout
             for name, words in cases.items()
         }
 
 
-def refused(engine: Docker, found: dict[str, Any]) -> dict[str, Any]:
-    """Ask docker for what cannot be given, and for other things beside that."""
+def refused(engine: Docker, results: dict[str, Any]) -> dict[str, Any]:
+    """Run docker containers whose request must fail, and control containers between them."""
     bundle = Bundle(WORK)
     started = WORK / "started"
     started.mkdir()
-    answers = {}
-    # Engines and their shims come up at the first container.
+    refusals = {}
+    # Engines start their shims at the first container.
     engine.run(None, plain=True)
-    with nothing_left(found):
+    with nothing_left(results):
         for name, way in REFUSED.items():
             words = [*engine.words(way.devices, more=way.more), "--name", name]
             words += ["--volume", f"{started}:/started"]
@@ -278,7 +278,7 @@ def refused(engine: Docker, found: dict[str, Any]) -> dict[str, Any]:
                 )
                 state = engine.client("inspect", "--format={{.State.Status}}", name).stdout.strip()
                 engine.client("rm", name)
-                answers[name] = {
+                refusals[name] = {
                     "status": done.returncode,
                     "stdout": done.stdout,
                     "stderr": done.stderr,
@@ -287,14 +287,14 @@ def refused(engine: Docker, found: dict[str, Any]) -> dict[str, Any]:
                 }
                 if done.returncode != 0:
                     direct = bundle.create(way.devices, more=way.more)
-                    answers[name]["direct"] = [direct.returncode, direct.stdout, direct.stderr]
-    return answers
+                    refusals[name]["direct"] = [direct.returncode, direct.stdout, direct.stderr]
+    return refusals
 
 
-def life(engine: Docker, found: dict[str, Any]) -> dict[str, Any]:
-    """Run further processes in one container, and restart it."""
+def life(engine: Docker, results: dict[str, Any]) -> dict[str, Any]:
+    """Run further processes in a container, and restart it."""
     looks: dict[str, Any] = {}
-    with nothing_left(found):
+    with nothing_left(results):
         sleep = ["/bin/busybox", "sleep", "1000"]
         engine.client("run", "-d", "--name=life", *engine.words("2"), image.NAME, *sleep)
         looks["before"] = engine.client("exec", "life", *image.LOOK).stdout
@@ -309,7 +309,7 @@ def life(engine: Docker, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def docker_waits(devices: str) -> dict[str, Any]:
-    """Leave a container running, say so, and wait to be killed."""
+    """Start a container, print the namespace, and wait to be killed."""
     engine = Docker(WORK)
     with engine.started():
         sleep = ["/bin/busybox", "sleep", "1000"]
@@ -325,23 +325,23 @@ def containerd() -> dict[str, Any]:
     program = Path("/usr/bin/nvidia-container-cli")
     program.symlink_to(BIN / "gpuruntime")
     with engine.started():
-        found = go_all(engine, FEW)
-        with nothing_left(found):
-            found["gpus"] = ctr_gpus(engine)
-    return found
+        results = go_all(engine, FEW)
+        with nothing_left(results):
+            results["gpus"] = ctr_gpus(engine)
+    return results
 
 
 def ctr_gpus(engine: Containerd) -> dict[str, Any]:
-    """Run a container with ctr's own way to ask for GPUs, and then as the error says to do it."""
+    """Run a container with `ctr run --gpus`, then with the command in the hint of the error."""
     look = [image.NAME, "gpus", *image.LOOK]
     done = engine.client("run", "--rm", "--gpus", "1", *look, check=False)
-    found = {"status": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
+    result = {"status": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
     command = re.search(r"ctr run (--runc-binary) \S+ (--env) (\S+) ", done.stderr)
     if command is not None:
         binary, env, variable = command.groups()
         words = [binary, OURS, "--cap-add", CAPABILITY, env, variable]
-        found["as told"] = engine.client("run", "--rm", *words, *look).stdout
-    return found
+        result["as told"] = engine.client("run", "--rm", *words, *look).stdout
+    return result
 
 
 def podman(devices: str, spec: str = SPEC) -> dict[str, Any]:
@@ -362,7 +362,7 @@ def podman_runtime() -> dict[str, Any]:
 
 
 def rootless(kind: type[Podman]) -> Podman:
-    """Return a podman of somebody who is not root."""
+    """Return a podman of an unprivileged user."""
     without_unified()
     home = WORK / "home"
     (home / "run").mkdir(parents=True)
@@ -412,7 +412,7 @@ def generate(target: str = SPEC, *options: str) -> None:
 
 
 def prepare_host() -> None:
-    """Make the directory of config.toml, and have the CDI specs of all ways generated."""
+    """Create the directory of config.toml and generate the CDI specs of all ways."""
     CONFIG.parent.mkdir(exist_ok=True)
     for number, options in enumerate(SPEC_OPTIONS):
         generate(str(WORK / f"spec-{number}.json"), *options)
@@ -420,7 +420,7 @@ def prepare_host() -> None:
 
 @contextlib.contextmanager
 def host_of(way: Way, **config: object) -> Iterator[None]:
-    """Have the host as it is to be for *way*, with *config* in config.toml as well."""
+    """Prepare the host for *way*, with *config* added to config.toml, within the context."""
     toml = replace(way, config={**config, **way.config}).toml
     if toml:
         CONFIG.write_text(toml)
@@ -434,7 +434,7 @@ def host_of(way: Way, **config: object) -> Iterator[None]:
 
 
 def recorder(path: Path) -> Path:
-    """Make at *path* a hook that writes down its arguments and what it reads."""
+    """Write a hook to *path* that records its arguments and its standard input."""
     path.write_text(
         f'#!/bin/sh\n{{ echo "$(basename "$0") $*"; cat; }} >> "{WORK}/{path.name}.called"\n'
     )
@@ -443,7 +443,7 @@ def recorder(path: Path) -> Path:
 
 
 def recorded(path: Path) -> list[str]:
-    """Return what the hook at *path* has written down since it was last asked for, by lines."""
+    """Return the lines that the hook at *path* has recorded since the last call."""
     file = WORK / f"{path.name}.called"
     if not file.exists():
         return []
@@ -453,49 +453,49 @@ def recorded(path: Path) -> list[str]:
 
 
 def without_unified() -> None:
-    """Take away the hierarchy of version 2 on a hybrid host, which crun would use instead."""
+    """Unmount the version 2 hierarchy of a hybrid host, which crun would use instead."""
     if os.path.ismount("/sys/fs/cgroup/unified"):
         run("umount", "/sys/fs/cgroup/unified")
 
 
 def cgroup2_alone() -> None:
-    """Have /sys/fs/cgroup be the hierarchy of version 2, as most hosts have it by now."""
+    """Mount the version 2 hierarchy on /sys/fs/cgroup, as on current distributions."""
     run("umount", "--recursive", "/sys/fs/cgroup")
     run("mount", "-t", "cgroup2", "cgroup2", "/sys/fs/cgroup")
 
 
 def restrict_a_node() -> None:
-    """Have a node of another mode, as the driver's parameter NVreg_DeviceFileMode makes it."""
+    """Change the mode of a node, as the driver parameter NVreg_DeviceFileMode does."""
     os.chmod("/dev/nvidia-modeset", 0o640)
 
 
 def host_nodes() -> dict[str, list[str]]:
-    """Return numbers, mode and owner of the host's GPU nodes, as the probe prints them."""
-    found = {}
+    """Return numbers, mode and owner of each GPU node of the host, as the probe prints them."""
+    nodes = {}
     for entry in [*os.scandir("/dev"), *os.scandir("/dev/dri")]:
         if entry.name.startswith(("nvidia", "card", "renderD")) and not entry.is_dir():
             status = entry.stat(follow_symlinks=False)
             numbers = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
             owner = f"{status.st_uid}:{status.st_gid}"
-            found[entry.path] = [numbers, f"{status.st_mode & 0o7777:o}", owner]
-    return found
+            nodes[entry.path] = [numbers, f"{status.st_mode & 0o7777:o}", owner]
+    return nodes
 
 
 def main(scenarios: Mapping[str, Callable[..., dict[str, Any]]]) -> None:
-    """Play the one of *scenarios* that the command line names."""
+    """Play the scenario that the command line names."""
     if "SIMHOST" not in os.environ:
         sys.exit("scenario: run this on the simulated host: simhost.py run -- scenario.py NAME")
-    # Where Debian has the daemons, and not everybody's PATH.
+    # Debian installs the daemons there; not every PATH contains it.
     os.environ["PATH"] = f"{os.environ['PATH']}:/usr/sbin:/sbin"
     WORK.mkdir()
     run("mount", "-t", "tmpfs", "-o", "mode=755", "work", WORK)
     try:
-        found = scenarios[sys.argv[1]](*sys.argv[2:])
+        results = scenarios[sys.argv[1]](*sys.argv[2:])
     except FailedError as error:
         sys.exit(f"scenario: {error}")
-    found["namespace"] = os.readlink("/proc/self/ns/pid")
-    found["host"] = host_nodes()
-    print(json.dumps(found))
+    results["namespace"] = os.readlink("/proc/self/ns/pid")
+    results["host"] = host_nodes()
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

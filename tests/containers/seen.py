@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs scenarios on the simulated host, and says what their containers must have seen."""
+"""Run scenarios on the simulated host, and assert what their containers must have seen."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ LIBRARIES = f"/usr/lib/{platform.machine()}-linux-gnu"
 CONTROL_NODES = frozenset(
     {"/dev/nvidiactl", "/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"}
 )
-# No driver is behind a node of the simulated host: opening one that is allowed gives ENXIO.
+# The nodes of the simulated host have no driver: an open that is allowed fails with ENXIO.
 ALLOWED = "ENXIO"
 REFUSED = "EPERM"
-# Nobody makes nodes in a user namespace, nor is there the owner of the host's.
+# mknod fails in a user namespace, and the owner of the nodes of the host is not mapped.
 NOT_MADE = "mknod:EPERM"
 NOBODY = "65534:65534"
 REQUEST = "NVIDIA_VISIBLE_DEVICES="
-# A library that nothing but this driver capability brings.
+# Driver capability → a library that only it adds.
 LIBRARY_OF = {
     "compute": "libcuda",
     "utility": "libnvidia-ml",
@@ -41,7 +41,7 @@ LIBRARY_OF = {
 
 @dataclass(frozen=True)
 class Seen:
-    """What the probe printed in one container."""
+    """The output of the probe in one container."""
 
     nodes: dict[str, list[str]]
     links: dict[str, str]
@@ -56,7 +56,7 @@ class Seen:
 
     @classmethod
     def parse(cls, output: str) -> Seen:
-        """Read the probe's lines (probe.c)."""
+        """Parse the lines of the probe (probe.c)."""
         rows: dict[str, list[str]] = {}
         for line in output.splitlines():
             word, _, rest = line.partition(" ")
@@ -69,7 +69,7 @@ class Seen:
         for row in rows["mount"]:
             place, _, kind = row.partition(" - ")
             point, options = place.split(" ")[4:6]
-            # The last column and the mounted directory hold names that differ by container.
+            # The last column and the mounted directory contain names that differ by container.
             mounts[point] = [kind.split(" ")[0], *sorted(options.split(","))]
         return cls(
             nodes={path: rest.split(" ") for path, rest in pairs("node").items()},
@@ -97,7 +97,7 @@ def command(
 def play(
     *scenario: str, program: Path = HERE / "scenario.py", host: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Play *scenario* of *program* and return what it found; the machine must be as it was.
+    """Play *scenario* of *program*, assert that the machine is unchanged, and return the results.
 
     *host*: options of the simulated host.
     """
@@ -118,12 +118,12 @@ def play(
     assert process.returncode == 0, errors
     assert machine.groups_of(process.pid) == []
     assert machine.differences(before, machine.of_machine, lost=False) == []
-    found: dict[str, Any] = json.loads(output)
-    assert machine.processes_in(found["namespace"]) == []
-    # Of the host that the product saw: outside, the simulation would hide what it left. Not there
-    # if the scenario itself changes that host.
-    assert found.get("left", []) == []
-    return found
+    results: dict[str, Any] = json.loads(output)
+    assert machine.processes_in(results["namespace"]) == []
+    # Leftovers on the simulated host, which are not visible from outside. Missing if the scenario
+    # itself changes that host.
+    assert results.get("left", []) == []
+    return results
 
 
 def assert_granted(
@@ -134,30 +134,32 @@ def assert_granted(
     drm: bool = True,
     mapped: bool = False,
 ) -> None:
-    """Assert that the container has and may open the nodes of *gpus* and no other GPU's.
+    """Assert that the container has, and may open, the nodes of *gpus* and of no other GPU.
 
-    *drm*: it has those of DRM as well. *mapped*: it is in a user namespace.
+    *drm*: it has the DRM nodes as well. *mapped*: it is in a user namespace.
     """
-    wanted = CONTROL_NODES | {f"/dev/nvidia{index}" for index in gpus}
+    expected = CONTROL_NODES | {f"/dev/nvidia{index}" for index in gpus}
     for kind in ("card", "renderD") if drm else ():
-        # In the order of the GPUs; the first numbers may be those of another driver.
+        # In the order of the GPUs; the first numbers may belong to another driver.
         start = f"/dev/dri/{kind}"
-        there = sorted(int(path.removeprefix(start)) for path in host if path.startswith(start))
-        wanted |= {f"{start}{there[index]}" for index in gpus}
+        numbers_of_kind = sorted(
+            int(path.removeprefix(start)) for path in host if path.startswith(start)
+        )
+        expected |= {f"{start}{numbers_of_kind[index]}" for index in gpus}
     nodes = {path: node for path, node in seen.nodes.items() if "nvidia" in path or "dri" in path}
-    assert set(nodes) == wanted
-    for path in wanted:
+    assert set(nodes) == expected
+    for path in expected:
         numbers, mode, owner = nodes[path]
         assert (numbers, owner) == (host[path][0], NOBODY if mapped else host[path][2])
         # Consumers older than CDI 1.1.0 do not read the mode.
         assert mode == host[path][1] or "/dri/" in path
     for index in gpus:
         assert seen.nodes[f"/dev/nvidia{index}"][0] == f"195:{index}"
-    # Each DRM node has a name by its GPU's place on the bus, and no other node has.
+    # Each DRM node has a by-path link, and no other node has one.
     by_path = [node[0] for path, node in nodes.items() if path.startswith("/dev/dri/")]
     assert sorted(seen.links.values()) == sorted(by_path)
-    # The probe opens the driver's own nodes.
-    own = [path for path in wanted if "nvidia" in path]
+    # The probe opens only the nodes of the NVIDIA driver.
+    own = [path for path in expected if "nvidia" in path]
     assert seen.opened == dict.fromkeys(own, ALLOWED)
     assert seen.made == {
         minor: NOT_MADE if mapped else ALLOWED if int(minor) in gpus else REFUSED
@@ -166,22 +168,22 @@ def assert_granted(
 
 
 def assert_driver(seen: Seen) -> None:
-    """Assert that the container's own loader finds the driver, and still the image's library."""
+    """Assert that the loader of the container finds the driver and the library of the image."""
     assert seen.loaded == {
         "libcuda.so.1": f"{LIBRARIES}/libcuda.so.1",
-        # By then it is loaded already: one library has two names.
+        # Already loaded: one library has two names.
         "libcuda.so": f"{LIBRARIES}/libcuda.so.1",
         "libnvidia-ml.so.1": f"{LIBRARIES}/libnvidia-ml.so.1",
         "libown.so.1": "/opt/own/lib/libown.so.1",
     }
-    # Not only by the loader's default directories, which differ by distribution.
+    # From the cache: the default directories of the loader differ by distribution.
     assert seen.cached == list(seen.loaded)
-    # cuInit succeeds, and driver 550 brings CUDA 12.4.
+    # cuInit succeeds, and driver 550 supports CUDA 12.4.
     assert seen.needed == ["0 12040"]
 
 
 def assert_no_gpu(seen: Seen) -> None:
-    """Assert that the container has nothing of the driver."""
+    """Assert that the container has no node, link or file of the driver."""
     assert [path for path in seen.nodes if "nvidia" in path or "dri" in path] == []
     assert seen.links == {}
     assert set(seen.made.values()) in ({REFUSED}, {NOT_MADE})
@@ -189,7 +191,7 @@ def assert_no_gpu(seen: Seen) -> None:
 
 
 def assert_no_driver(seen: Seen) -> None:
-    """Assert that the container has none of the driver's files."""
+    """Assert that the container has no driver file."""
     assert seen.loaded == {
         "libcuda.so.1": "-",
         "libcuda.so": "-",
@@ -201,65 +203,67 @@ def assert_no_driver(seen: Seen) -> None:
 
 
 def assert_gpu_container(
-    found: dict[str, Any],
+    results: dict[str, Any],
     gpus: Collection[int],
     *,
     proc_driver: bool = False,
     mapped: bool = False,
     more: Sequence[str] = (),
 ) -> None:
-    """Assert all that holds for a container that asked for *gpus*, beside the engine's own.
+    """Assert all properties of a container that requests *gpus*, compared with the plain one.
 
-    *proc_driver*: the scenario shows /proc/driver in its containers, as a kernel driver does.
+    *proc_driver*: the containers of the scenario have /proc/driver, as with a kernel driver.
     *mapped*: the container is in a user namespace.
-    *more* is what it has in its environment, and the one without us has not.
+    *more* are environment variables that the plain container does not have.
     """
-    plain = Seen.parse(found["plain"])
-    # The control: the same container, not through us.
+    plain = Seen.parse(results["plain"])
+    # The control: the same container without our runtime.
     assert_no_gpu(plain)
-    asked = Seen.parse(found["asked"])
-    assert_granted(asked, gpus, found["host"], mapped=mapped)
-    assert_driver(asked)
-    assert {"MINE=kept", "EMPTY=", "CUDA_MODULE_LOADING=LAZY"} < set(asked.environment)
-    kept = [entry for entry in plain.environment if not entry.startswith(REQUEST)]
-    others = [entry for entry in asked.environment if not entry.startswith(REQUEST)]
-    assert others == sorted([*kept, *more, f"NVIDIA_CTK_LIBCUDA_DIR={LIBRARIES}"])
-    assert [entry for entry in asked.environment if entry not in others] == [f"{REQUEST}void"]
-    assert {path: asked.nodes.get(path) for path in plain.nodes} == plain.nodes
-    # In a user namespace nodes are the host's, mounted.
-    ours = set(asked.mounts) - set(plain.mounts) - set(asked.nodes)
-    added = {point: asked.mounts[point] for point in ours}
+    gpu_container = Seen.parse(results["asked"])
+    assert_granted(gpu_container, gpus, results["host"], mapped=mapped)
+    assert_driver(gpu_container)
+    assert {"MINE=kept", "EMPTY=", "CUDA_MODULE_LOADING=LAZY"} < set(gpu_container.environment)
+    plain_variables = [entry for entry in plain.environment if not entry.startswith(REQUEST)]
+    variables = [entry for entry in gpu_container.environment if not entry.startswith(REQUEST)]
+    assert variables == sorted([*plain_variables, *more, f"NVIDIA_CTK_LIBCUDA_DIR={LIBRARIES}"])
+    assert [entry for entry in gpu_container.environment if entry not in variables] == [
+        f"{REQUEST}void"
+    ]
+    assert {path: gpu_container.nodes.get(path) for path in plain.nodes} == plain.nodes
+    # In a user namespace the nodes of the host are mounted.
+    added_points = set(gpu_container.mounts) - set(plain.mounts) - set(gpu_container.nodes)
+    added = {point: gpu_container.mounts[point] for point in added_points}
     assert f"{LIBRARIES}/libcuda.so.550.163.01" in added
     for point, options in added.items():
         assert {"ro", "nosuid", "nodev"} <= set(options), point
-    assert {point: asked.mounts.get(point) for point in plain.mounts} == plain.mounts
+    assert {point: gpu_container.mounts.get(point) for point in plain.mounts} == plain.mounts
     assert plain.params == (["ModifyDeviceFiles: 1"] if proc_driver else [])
-    assert asked.params == (["ModifyDeviceFiles: 0"] if proc_driver else [])
+    assert gpu_container.params == (["ModifyDeviceFiles: 0"] if proc_driver else [])
 
 
 def assert_way(
-    found: dict[str, Any],
+    results: dict[str, Any],
     name: str,
     way: Way,
     *,
     proc_driver: bool = False,
     mapped: bool = False,
 ) -> None:
-    """Assert that of the containers *found* the one of *way* is what that says."""
-    output = found["ways"][name]
+    """Assert that the container of *way* in *results* is as *way* describes."""
+    output = results["ways"][name]
     if way.gpus is not None:
-        case = {**found, "asked": output}
+        case = {**results, "asked": output}
         assert_gpu_container(case, way.gpus, proc_driver=proc_driver, mapped=mapped, more=way.more)
         return
-    plain = Seen.parse(found["plain"])
+    plain = Seen.parse(results["plain"])
     assert_no_gpu(plain)
-    kept = [entry for entry in plain.environment if not entry.startswith(REQUEST)]
-    asked = [] if way.devices is None else [f"{REQUEST}{way.devices}"]
-    environment = sorted([*kept, *way.more, *asked])
+    plain_variables = [entry for entry in plain.environment if not entry.startswith(REQUEST)]
+    request = [] if way.devices is None else [f"{REQUEST}{way.devices}"]
+    environment = sorted([*plain_variables, *way.more, *request])
     assert Seen.parse(output) == replace(plain, environment=environment)
 
 
 def files_for(seen: Seen) -> set[str]:
-    """Return the driver capabilities of which the container has a library."""
+    """Return the driver capabilities whose library is mounted in the container."""
     names = {path.rpartition("/")[2].partition(".so")[0] for path in seen.mounts}
     return {capability for capability, library in LIBRARY_OF.items() if library in names}

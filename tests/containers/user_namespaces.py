@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`user_namespaces.py LOWLEVEL`: on the simulated host, start containers in user namespaces.
 
-Prints one JSON object. Its cases: status and error of the create, what the container then printed,
-the rules of its cgroup.
+Prints one JSON object. Its cases: status and error of the create, output of the container,
+rules of its cgroup.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import image
 from drivers import OURS, run, until
 from scenario import WORK, host_nodes, main, nothing_left, without_unified
 
-# Where a driver container has its nodes.
+# The /dev of a driver container.
 DRIVER_DEV = WORK / "driver" / "dev"
 FIRST_ID = 100000
 WHOLE = ((0, FIRST_ID, 65536),)
-# As podman's keep-id: user 1000 is who starts it.
+# As `podman run --userns=keep-id`: user 1000 starts the container.
 KEEP_ID = ((0, FIRST_ID, 1000), (1000, 1000, 1), (1001, FIRST_ID + 1000, 60000))
 WITHOUT_ROOT = ((1, FIRST_ID, 65535),)
 SCRIPT = """
@@ -34,8 +34,8 @@ done
 $b sed -n 's/.* \\(\\/dev\\/nvidia[^ ]* [^ ]*\\) .*/mount \\1/p' /proc/self/mountinfo
 """
 NUMBERS = {"type": "c", "major": 195, "minor": 3}
-# One GPU, 195:3: under a name that on the host is another's, under one that the host has not, as
-# it is; and as what the host has not at all.
+# The GPU 195:3: under the name of another GPU of the host, under a name that does not exist on the
+# host, under its own name; and with a name and numbers that contradict the host.
 NODES: dict[str, dict[str, Any]] = {
     "swapped": {"path": "/dev/nvidia0", "hostPath": "/dev/nvidia3"},
     "moved": {"path": "/dev/nvidia9", "hostPath": f"{DRIVER_DEV}/nvidia3"},
@@ -45,7 +45,7 @@ NODES: dict[str, dict[str, Any]] = {
 
 
 class Bench:
-    """A bundle for *lowlevel*, and the ways to start it."""
+    """A bundle for *lowlevel*, started with different configs."""
 
     def __init__(self, lowlevel: str) -> None:
         self.lowlevel = lowlevel
@@ -58,7 +58,7 @@ class Bench:
         self.use(lowlevel)
 
     def use(self, runtime: str) -> None:
-        """Have our runtime start *runtime*."""
+        """Configure *runtime* as the low-level runtime of ours."""
         config = WORK / "config.toml"
         config.write_text(f'[nvidia-container-runtime]\nruntimes = ["{runtime}"]\n')
         self.environment["GPURUNTIME_CONFIG"] = str(config)
@@ -66,7 +66,7 @@ class Bench:
     def config(
         self, device: str | None, ids: tuple[tuple[int, int, int], ...] = WHOLE, user: int = 0
     ) -> dict[str, Any]:
-        """Return a config that asks for *device*; with *ids* mapped, in a user namespace."""
+        """Return a config that requests *device*; *ids* are mapped in a user namespace."""
         config: dict[str, Any] = json.loads(self.original)
         process = config["process"]
         process["terminal"] = False
@@ -87,12 +87,12 @@ class Bench:
     def start(
         self, config: dict[str, Any], program: str = OURS, before: tuple[str, ...] = ()
     ) -> dict[str, Any]:
-        """Create, run and delete the container of *config*; *before* starts each command."""
+        """Create, run and delete the container of *config*; *before* precedes each command."""
         self.count += 1
         name = f"look-{self.count}"
         maps = config["linux"].get("uidMappings", [{"hostID": 0}])
         owner = maps[0]["hostID"]
-        # As engines that map ids prepare it.
+        # Engines that map ids change the owner in the same way.
         run("chown", "-R", f"{owner}:{owner}", self.rootfs)
         (self.bundle / "config.json").write_text(json.dumps(config))
         out, errors = WORK / "output", WORK / "errors"
@@ -107,7 +107,7 @@ class Bench:
                 timeout=60,
             )
         rules = Path("/sys/fs/cgroup/devices", name, "devices.list")
-        found = {
+        result = {
             "status": created.returncode,
             "error": errors.read_text(),
             "rules": sorted(rules.read_text().splitlines()) if rules.exists() else [],
@@ -116,7 +116,7 @@ class Bench:
             run(*before, self.lowlevel, "start", name)
             until(partial(self._has_stopped, before, name))
         run(*before, self.lowlevel, "delete", "--force", name, check=False)
-        return {**found, "output": out.read_text().splitlines()}
+        return {**result, "output": out.read_text().splitlines()}
 
     def _has_stopped(self, before: tuple[str, ...], name: str) -> bool:
         state = json.loads(run(*before, self.lowlevel, "state", name).stdout)
@@ -124,10 +124,10 @@ class Bench:
 
 
 def prepare() -> None:
-    """Make the node of the driver container, and a CDI spec of NODES."""
+    """Create the node of the driver container and a CDI spec of NODES."""
     DRIVER_DEV.mkdir(parents=True)
-    there = os.lstat("/dev/nvidia3")
-    os.mknod(DRIVER_DEV / "nvidia3", there.st_mode, there.st_rdev)
+    status = os.lstat("/dev/nvidia3")
+    os.mknod(DRIVER_DEV / "nvidia3", status.st_mode, status.st_rdev)
     os.chmod(DRIVER_DEV / "nvidia3", 0o666)
     devices = [
         {"name": name, "containerEdits": {"deviceNodes": [{**node, "permissions": "rw"}]}}
@@ -142,29 +142,29 @@ def play(lowlevel: str) -> dict[str, Any]:
     without_unified()
     prepare()
     bench = Bench(lowlevel)
-    found: dict[str, Any] = {"before": host_nodes()}
-    with nothing_left(found):
-        found["plain"] = bench.start(bench.config(None), lowlevel)
+    results: dict[str, Any] = {"before": host_nodes()}
+    with nothing_left(results):
+        results["plain"] = bench.start(bench.config(None), lowlevel)
         for name in NODES:
-            found[name] = bench.start(bench.config(name))
-            found[f"{name}, no ids mapped"] = bench.start(bench.config(name, ids=()))
-        found["swapped, keep-id"] = bench.start(bench.config("swapped", KEEP_ID, 1000))
-        found["swapped, no root"] = bench.start(bench.config("swapped", WITHOUT_ROOT, 1))
-        found["swapped, nested"] = nested(bench)
+            results[name] = bench.start(bench.config(name))
+            results[f"{name}, no ids mapped"] = bench.start(bench.config(name, ids=()))
+        results["swapped, keep-id"] = bench.start(bench.config("swapped", KEEP_ID, 1000))
+        results["swapped, no root"] = bench.start(bench.config("swapped", WITHOUT_ROOT, 1))
+        results["swapped, nested"] = nested(bench)
         # What docker writes for `--device /dev/nvidia3:/dev/nvidia0`.
         listed = bench.config(None)
         listed["linux"]["devices"] = [{"path": "/dev/nvidia0", **NUMBERS, "fileMode": 0o666}]
         rules = listed["linux"]["resources"]["devices"]
         rules.append({"allow": True, **NUMBERS, "access": "rw"})
-        found["control"] = bench.start(listed, lowlevel)
+        results["control"] = bench.start(listed, lowlevel)
         listed["process"]["env"].append("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=swapped")
-        found["swapped, listed"] = bench.start(listed)
-        found["moved, removed"] = removed(bench)
-    return found
+        results["swapped, listed"] = bench.start(listed)
+        results["moved, removed"] = removed(bench)
+    return results
 
 
 def nested(bench: Bench) -> dict[str, Any]:
-    """Start the runtime in a user namespace, and a container without one of its own."""
+    """Start the runtime in a user namespace; the container has no further user namespace."""
     config = bench.config("swapped", ids=())
     for mount in config["mounts"]:
         # Only one group is mapped.
@@ -173,11 +173,11 @@ def nested(bench: Bench) -> dict[str, Any]:
 
 
 def removed(bench: Bench) -> dict[str, Any]:
-    """Have the node vanish between our look at it and the low-level runtime's."""
-    late = WORK / "late"
-    late.write_text(f'#!/bin/sh\nrm {DRIVER_DEV}/nvidia3\nexec {bench.lowlevel} "$@"\n')
-    late.chmod(0o755)
-    bench.use(str(late))
+    """Remove the node between the check of our runtime and the low-level runtime."""
+    wrapper = WORK / "late"
+    wrapper.write_text(f'#!/bin/sh\nrm {DRIVER_DEV}/nvidia3\nexec {bench.lowlevel} "$@"\n')
+    wrapper.chmod(0o755)
+    bench.use(str(wrapper))
     return bench.start(bench.config("moved"))
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways in which the scenarios' containers ask for GPUs, and what each is to get.
+"""The ways in which the containers of the scenarios request GPUs, and the expected GPUs.
 
-For the scenarios, which run on the simulated host, and for the tests, which do not.
+Shared by the scenarios, which run on the simulated host, and the tests, which do not.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ MODE = "nvidia-container-runtime.mode"
 HOOK_PATH = "nvidia-container-runtime-hook.path"
 CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 UUID_OF_3 = "GPU-5f1e0003-9a3c-4d27-8b60-0c1d2e3f4a03"
-# What no host has.
+# A requirement that no host satisfies.
 REQUIREMENT = "NVIDIA_REQUIRE_CUDA=cuda>=99.0"
 
 
 @dataclass(frozen=True)
 class Way:
-    """A container that asks for *devices* by its variable, None for not at all.
+    """A container that requests *devices* by its variable; None: without the variable.
 
-    It gets *gpus*; with None it is as it would be without us. *more* is further environment,
+    It gets *gpus*; None: it is the same as without our runtime. *more* are further variables,
     *config* is in config.toml, by key. *spec* are the options with which a CDI spec is generated
-    before; with None there is none on the host.
+    first; None: the host has no spec.
     """
 
     devices: str | None
@@ -35,7 +35,7 @@ class Way:
 
     @property
     def toml(self) -> str:
-        """The text of its config.toml."""
+        """Return the text of config.toml."""
         return "".join(f"{key} = {json.dumps(value)}\n" for key, value in self.config.items())
 
 
@@ -64,7 +64,7 @@ WAYS = {
     "empty": Way("", None),
     "unasked": Way(None, None),
 }
-# With a prestart hook of ours, or one that the engine has put there.
+# With our prestart hook, or with a prestart hook of the engine.
 LEGACY_WAYS = {
     "legacy": Way("1,3", _TWO, config=LEGACY),
     "legacy, none": Way("none", frozenset(), config=LEGACY),
@@ -74,14 +74,14 @@ LEGACY_WAYS = {
     "unasked": Way(None, None),
 }
 CRUN = ("auto", "cdi", "auto, qualified", "unasked")
-# For the same engine in another place.
+# For an engine that other scenarios cover in full.
 FEW = ("auto", "cdi, one", "unasked")
-# docker starts and ends a container more slowly than the others.
+# Fewer ways: docker starts and stops a container more slowly than the others.
 DOCKER = (
     *("auto", "auto, one", "auto, every capability", "auto, automatic", "auto, qualified"),
     *("cdi", "requirement not asked for", "void", "unasked"),
 )
-# What docker is asked for in vain, and what it starts in between.
+# Requests that docker must refuse, and controls that it must start.
 REFUSED = {
     "none-such": Way("9", None),
     "none-such-spec": Way("9", None, config=CDI, spec=()),
