@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs without a container: what does nothing, and our runtime in front of that.
+"""Programs without a container: a program that does nothing, and our runtime in front of it.
 
-For the simulated host whose config.toml has LOWLEVEL for a low-level runtime. What a create costs
-here is ours alone, without hooks and without what runc has to do for our edits; peak memory too,
-for runc takes more than we do.
+For the simulated host whose config.toml has LOWLEVEL as its low-level runtime. The cost of a
+create is that of our runtime alone, without hooks and without the work of runc for our edits. The
+peak memory is ours too: runc takes more than our runtime.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bench.counts import counted
 from bench.lives import PREFIX, PROGRAM, WORK, Place, Sample
 
 FLOOR = ("/usr/bin/python3", "-I", "-S", "-B", "-X", "utf8", "-c", "pass")
-# Which Python the launcher starts: gpuruntime/launcher/README.md.
+# The file that names the Python of the launcher: gpuruntime/launcher/README.md.
 INTERPRETER = PREFIX / "lib" / "gpuruntime" / "launcher.interpreter"
 NO_PYTHON = f"gpuruntime-interpreter 1\nlibrary {PREFIX}\npython /nonexistent\nend\n"
 CREATES = {
@@ -29,7 +29,7 @@ CREATES = {
 
 
 class Programs:
-    """The programs, and a bundle for those that create."""
+    """The programs, and a bundle for the creates."""
 
     def __init__(self, place: Place, hello: Path) -> None:
         self.place = place
@@ -40,9 +40,9 @@ class Programs:
         shutil.copy(hello, self.lowlevel)
 
     def time(self) -> dict[str, Sample]:
-        """Return what each costs: the creates as often as it takes to have them warm."""
+        """Return the cost of each program; creates are measured warm, after an untimed create."""
         spawner = self.place.spawner
-        found = {
+        samples = {
             "true": spawner.time(["/bin/true"]),
             "hello": spawner.time([self.hello]),
             "python": spawner.time(FLOOR),
@@ -51,34 +51,34 @@ class Programs:
         for name, command in self._creates():
             spawner.time(command)
             self._restore(name)
-            found[name] = spawner.time(command)
-        return found
+            samples[name] = spawner.time(command)
+        return samples
 
     def count(self) -> dict[str, int]:
-        """Return the instructions of each, up to the exec of what is no program.
+        """Return the instructions of each program, up to the failing exec of LOWLEVEL.
 
-        Of a create that the launcher does not do alone, those of Python.
+        For a create that the launcher does not complete alone, return those of Python.
         """
         log = WORK / "callgrind.log"
-        found = {"floor": counted(log, FLOOR)}
+        counts = {"floor": counted(log, FLOOR)}
         self.lowlevel.write_text("not a program\n")
         try:
             for name, command in self._creates():
                 subprocess.run(command, capture_output=True, check=False)
                 self._restore(name)
                 with_python = counted(log, command)
-                found[f"bytes, {name}"] = self._restore(name)
-                # No Python: what is left to do is refused, and what the launcher did is counted.
+                counts[f"bytes, {name}"] = self._restore(name)
+                # Without Python the launcher fails where it needs Python: its own part is counted.
                 INTERPRETER.write_text(NO_PYTHON)
                 own = counted(log, command)
                 is_done = CREATES[name].gpus is None or self._is_changed(name)
-                found[name] = own if is_done else with_python
-                found["state"] = counted(log, [PROGRAM, "state", "one"])
+                counts[name] = own if is_done else with_python
+                counts["state"] = counted(log, [PROGRAM, "state", "one"])
                 INTERPRETER.unlink()
         finally:
             INTERPRETER.unlink(missing_ok=True)
             shutil.copy(self.hello, self.lowlevel)
-        return found
+        return counts
 
     def _is_changed(self, name: str) -> bool:
         return (self.bundle / "config.json").read_text() != self.place.document(CREATES[name])
@@ -89,6 +89,6 @@ class Programs:
             yield name, [str(PROGRAM), "create", "--bundle", str(self.bundle), "one"]
 
     def _restore(self, name: str) -> int:
-        """Have the config.json as an engine would write it; return its length."""
+        """Write the config.json of the engine again; return its length."""
         document = self.place.document(CREATES[name])
         return (self.bundle / "config.json").write_text(document)

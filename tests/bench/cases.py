@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured: on which simulated hosts, which containers, by which runtimes."""
+"""The measurements: simulated hosts, containers, runtimes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 OPERATIONS = ("create", "start", "state", "exec", "kill", "delete")
-# What a container costs that runs once.
+# The operations of a container that runs once.
 LIFE = ("create", "start", "kill", "delete")
 RUNC, OURS = "runc", "ours"
-# How the driver's files come (views.py).
+# How the driver files get into the container (views.py).
 WAYS = ("files", "directory", "directory of mounts", "nothing")
-# Where the programs are that are measured without containers, and the runtime that ours becomes
-# there: a program that does nothing.
+# The host on which programs are measured without containers. Its low-level runtime is a program
+# that does nothing.
 BARE = "no runtime"
 BARE_TIMES = 3
 LOWLEVEL = "/run/gpuruntime-bench/lowlevel"
@@ -21,7 +21,7 @@ LOWLEVEL = "/run/gpuruntime-bench/lowlevel"
 
 @dataclass(frozen=True)
 class Host:
-    """A simulated host, with a config.toml of its own: what is kept in /run fits one."""
+    """A simulated host with its own config.toml: the cache in /run fits one configuration."""
 
     name: str
     options: tuple[str, ...] = ()
@@ -41,12 +41,12 @@ HOSTS = (
 
 @dataclass(frozen=True)
 class Case:
-    """A container that is created, started, asked for, entered, killed and deleted.
+    """A container on which each of OPERATIONS is measured.
 
-    *program* is RUNC, OURS or a path. *gpus* are those it asks for, None if it asks for nothing.
-    *is_cold*: nothing is kept in /run; else the same create has been done just before. *edits*:
-    the config.json is the one that ours made of it; "no hook": without ours in it. *has_stand_in*:
-    the hook of the simulated host runs, which shows /proc/driver as a kernel would.
+    *program* is RUNC, OURS or a path. *gpus* are the requested GPUs, None without a request.
+    *is_cold*: /run/gpuruntime is empty; otherwise the same create has just been done. *edits*:
+    the config.json already has our edits; "no hook": without our hook. *has_stand_in*: the hook of
+    the simulated host runs, which mounts /proc/driver as a kernel driver shows it.
     """
 
     host: str
@@ -57,22 +57,22 @@ class Case:
     is_cold: bool = False
     edits: str | None = None
     has_stand_in: bool = True
-    # How often in a repetition: of some the difference that is looked for is small.
+    # Measurements in one repetition: more for cases whose difference is small.
     times: int = 1
 
     @property
     def full_name(self) -> str:
-        """Host and name."""
+        """Return the host and the name."""
         return f"{self.host}: {self.name}"
 
     @property
     def environment(self) -> list[str]:
-        """The variables by which the container asks."""
-        asked = {
+        """Return the variables by which the container requests GPUs."""
+        variables = {
             "NVIDIA_VISIBLE_DEVICES": self.gpus,
             "NVIDIA_DRIVER_CAPABILITIES": self.capabilities,
         }
-        return [f"{name}={value}" for name, value in asked.items() if value is not None]
+        return [f"{name}={value}" for name, value in variables.items() if value is not None]
 
 
 BASE = "runc"
@@ -93,12 +93,12 @@ JIT = (
 )
 
 
-def _others(host: str, what: str) -> tuple[Case, ...]:
+def _others(host: str, name: str) -> tuple[Case, ...]:
     return (
         Case(host, BASE, RUNC),
-        Case(host, what, OURS, "all"),
-        Case(host, f"runc, edits of {what}", RUNC, "all", edits="same"),
-        Case(host, f"{what}, cold", OURS, "all", is_cold=True),
+        Case(host, name, OURS, "all"),
+        Case(host, f"runc, edits of {name}", RUNC, "all", edits="same"),
+        Case(host, f"{name}, cold", OURS, "all", is_cold=True),
     )
 
 
@@ -112,13 +112,13 @@ CASES = (
 
 
 def with_others(cases: Iterable[Case], runtimes: dict[str, str]) -> list[Case]:
-    """Return *cases*, and those of ours once more for each of *runtimes*, name → path."""
-    found = list(cases)
+    """Return *cases*, and those of OURS again for each of *runtimes*, name → path."""
+    extended = list(cases)
     for name, path in runtimes.items():
-        found += [
+        extended += [
             replace(case, name=f"{name}, {case.name}", program=path)
-            for case in found
-            # What another one keeps, and where, is not known here.
+            for case in extended
+            # The cache of another runtime is unknown: it has no cold cases.
             if case.program == OURS and not case.is_cold
         ]
-    return found
+    return extended

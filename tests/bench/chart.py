@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Start times beside a bare runc, as a bar chart: docs/development/start-times.svg."""
+"""Start times compared with a bare runc, as a bar chart: docs/development/start-times.svg."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ SHADES = ("#8a8a8a", "#76b900")  # runc alone, through us
 STYLE = "font-family: sans-serif; font-size: 14px; fill: #333"
 
 
-def chart(found: Found) -> str:
+def chart(results: Found) -> str:
     """Return an SVG document: the median create of each case, and its ratio to bare runc."""
-    medians = {label: statistics.median(walls(found, case)) for case, label in BARS.items()}
+    medians = {label: statistics.median(walls(results, case)) for case, label in BARS.items()}
     base = medians[BARS[BASE]]
     scale = (WIDTH - LABELS - 130) / max(medians.values())
     height = TOP + len(medians) * (BAR + GAP)
@@ -34,7 +34,7 @@ def chart(found: Found) -> str:
         f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>',
         (
             f'<text x="10" y="26" style="{STYLE}; font-weight: bold">'
-            f"Time of one create, median of {found['reps']} (warm, 8 simulated GPUs)</text>"
+            f"Time of one create, median of {results['reps']} (warm, 8 simulated GPUs)</text>"
         ),
     ]
     for row, (label, median) in enumerate(medians.items()):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instructions, and questions to the driver. For the simulated host."""
+"""Count instructions, and loads of NVML. For the simulated host."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ COUNT = re.compile(r"Collected : (\d+)")
 
 
 def counted(log: Path, command: Sequence[object], **options: Any) -> int:
-    """Return how many instructions *command* takes, with all that it becomes and starts."""
+    """Return the instructions of *command*, including programs that it executes and starts."""
     return sum(each_count(log, command, **options))
 
 
 def each_count(log: Path, command: Sequence[object], **options: Any) -> list[int]:
-    """Return the instructions of each process of *command*, itself the last."""
+    """Return the instructions of each process of *command*; the last is the command itself."""
     log.unlink(missing_ok=True)
     words = [*CALLGRIND, f"--log-file={log}", *map(str, command)]
     done = subprocess.run(words, capture_output=True, text=True, check=False, **options)
-    found = [int(count) for count in COUNT.findall(log.read_text())]
-    if not found:
+    counts = [int(count) for count in COUNT.findall(log.read_text())]
+    if not counts:
         sys.exit(f"{' '.join(words)}: nothing was counted: {done.stderr}")
-    return found
+    return counts
 
 
 def hook(place: Place, case: Case) -> int:
     """Return the instructions of our hook, as in *case*, up to its first operation.
 
-    That is the process that reads the arguments, and then waits for the one that works. The latter
-    may start the host's ldconfig: else it would confine itself, and valgrind.
+    They are counted in the process that reads the arguments and waits for the worker process. The
+    hook may start the ldconfig of the host: otherwise it would confine itself, and valgrind.
     """
     config = json.loads(place.document(case))
     (entry,) = (

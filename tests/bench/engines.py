@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole containers by docker and containerd, with runc and with us. For the simulated host."""
+"""Containers by docker and containerd, with runc and with our runtime. For the simulated host."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from bench.lives import PROGRAM, WORK, Spawner
 from drivers import Containerd, Docker
 
 SEED = 1
-# Name of the case → runtime, and whether the container asks for all GPUs.
-ASKED = ["--env", "NVIDIA_VISIBLE_DEVICES=all"]
+# Options of a container that requests all GPUs.
+ALL_GPUS = ["--env", "NVIDIA_VISIBLE_DEVICES=all"]
 TRUE = ("/bin/busybox", "true")
 
 
 def take(spawner: Spawner, repetitions: int, runtimes: dict[str, str]) -> dict[str, Any]:
-    """Return engine and case → what each container cost; None for an engine that is not here.
+    """Return the samples of each case of each engine; None for an engine that is not installed.
 
-    *runtimes* are others, name → path.
+    *runtimes* are other runtimes, name → path.
     """
     paths = {"ours": str(PROGRAM), **runtimes}
-    found: dict[str, Any] = {}
+    samples: dict[str, Any] = {}
     for engine, daemons in (
         ("docker", ("dockerd", "docker")),
         ("containerd", ("containerd", "ctr")),
     ):
         if not all(map(shutil.which, daemons)):
-            found[engine] = None
+            samples[engine] = None
             continue
         work = WORK / engine
         work.mkdir()
         with {"docker": _docker, "containerd": _containerd}[engine](work, paths) as command:
-            found[engine] = _interleaved(spawner, repetitions, command, paths)
+            samples[engine] = _interleaved(spawner, repetitions, command, paths)
         shutil.rmtree(work, ignore_errors=True)
-    return found
+    return samples
 
 
 @contextlib.contextmanager
@@ -51,8 +51,8 @@ def _docker(work: Any, paths: dict[str, str]) -> Iterator[Any]:
 
     engine = Ours(work)
 
-    def command(name: str, asked: list[str], number: int) -> list[str]:
-        words = ["run", "--rm", "--network=none", f"--runtime={name}", *asked, image.NAME, *TRUE]
+    def command(name: str, request: list[str], number: int) -> list[str]:
+        words = ["run", "--rm", "--network=none", f"--runtime={name}", *request, image.NAME, *TRUE]
         return [str(shutil.which("docker")), "-H", engine.socket, *words]
 
     with engine.started():
@@ -63,8 +63,8 @@ def _docker(work: Any, paths: dict[str, str]) -> Iterator[Any]:
 def _containerd(work: Any, paths: dict[str, str]) -> Iterator[Any]:
     engine = Containerd(work)
 
-    def command(name: str, asked: list[str], number: int) -> list[str]:
-        words = ["run", "--rm", "--runc-binary", paths.get(name, name), *asked]
+    def command(name: str, request: list[str], number: int) -> list[str]:
+        words = ["run", "--rm", "--runc-binary", paths.get(name, name), *request]
         ctr = [str(shutil.which("ctr")), "--address", engine.socket]
         return [*ctr, *words, image.NAME, f"bench-{number}", *TRUE]
 
@@ -77,14 +77,14 @@ def _interleaved(
 ) -> dict[str, list[Any]]:
     cases: list[tuple[str, str, list[str]]] = [("runc", "runc", [])]
     for name in paths:
-        cases += [(f"{name}, no GPU", name, []), (f"{name}, 8 GPUs", name, ASKED)]
-    found: dict[str, list[Any]] = {name: [] for name, _, _ in cases}
+        cases += [(f"{name}, no GPU", name, []), (f"{name}, 8 GPUs", name, ALL_GPUS)]
+    samples: dict[str, list[Any]] = {name: [] for name, _, _ in cases}
     order = random.Random(SEED)
     number = 0
     for repetition in range(-1, repetitions):
-        for name, runtime, asked in order.sample(cases, len(cases)):
+        for name, runtime, request in order.sample(cases, len(cases)):
             number += 1
-            sample = spawner.time(command(runtime, asked, number), dict(os.environ))
+            sample = spawner.time(command(runtime, request, number), dict(os.environ))
             if repetition >= 0:
-                found[name].append(sample)
-    return found
+                samples[name].append(sample)
+    return samples

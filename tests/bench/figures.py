@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Medians, percentiles and ratios of samples. Pure."""
+"""Medians, percentiles and ratios of samples: pure functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return what *share* of *values* lie below, by the line between the two nearest.
+    """Return the quantile *share* of *values*, interpolated between the two nearest.
 
     Raises IndexError if there are no values.
     """
@@ -22,7 +22,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a row of a table shows of its samples."""
+    """The summary of samples in a row of a table."""
 
     median: float
     low: float
@@ -38,14 +38,14 @@ class Summary:
 
 
 def over(values: Sequence[float], base: Sequence[float]) -> float:
-    """Return the median of the differences to *base* in the same repetition.
+    """Return the median of the differences from *base* within each repetition.
 
-    What slows the machine down for some repetitions slows both down. Raises ValueError if one has
-    more repetitions than the other.
+    Load on the machine during a repetition slows both values. Raises ValueError if the numbers of
+    repetitions differ.
     """
     return statistics.median(value - other for value, other in zip(values, base, strict=True))
 
 
 def ratio(values: Sequence[float], base: Sequence[float], both: float = 0.0) -> float:
-    """Return the ratio of the medians; *both* is in each of them, and in neither's account."""
+    """Return the ratio of the medians, after *both* is subtracted from each of them."""
     return (statistics.median(values) - both) / (statistics.median(base) - both)

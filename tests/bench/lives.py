@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Containers from create to delete, and what each operation costs. For the simulated host.
+"""Containers from create to delete, and the cost of each operation. For the simulated host.
 
-Each gets an overlay and a config.json of its own. Every command is spawned by a small C program.
+Each container has its own overlay and config.json. A small C program spawns every command.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from drivers import run
 
 TESTS = Path(__file__).resolve().parents[1]
 WORK = Path("/run/gpuruntime-bench")
-# What is kept between creates: nothing else is known here of how that is done.
+# The cache directory between creates; the benchmark makes no assumption about its files.
 KEPT = Path("/run/gpuruntime")
 PREFIX = Path("/srv/gpuruntime")
 PROGRAM = PREFIX / "bin" / "gpu-container-runtime"
@@ -43,28 +43,28 @@ class Sample(NamedTuple):
 
 
 class BenchError(Exception):
-    """What was measured did not work."""
+    """A measured command failed."""
 
 
 @dataclass(frozen=True)
 class Spawner:
-    """Runs commands by launch.c. Standard output and error go to a file of *work*."""
+    """Runs commands by launch.c. Standard output and error go to a file below *work*."""
 
     launch: Path
     work: Path
 
     @property
     def report(self) -> Path:
-        """What launch.c wrote."""
+        """Return the path of the report that launch.c writes."""
         return self.work / "report"
 
     @property
     def output(self) -> Path:
-        """What the commands wrote."""
+        """Return the path of the output of the commands."""
         return self.work / "output"
 
     def time(self, command: Sequence[object], environment: dict[str, str] | None = None) -> Sample:
-        """Run *command*, which is to succeed, and return what it cost."""
+        """Run *command* and return its cost; raise BenchError if it fails."""
         words = [str(self.launch), str(self.report), *map(str, command)]
         self.report.unlink(missing_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
@@ -81,18 +81,18 @@ class Spawner:
         return samples[0]
 
     def reported(self) -> list[Sample]:
-        """Return what is in the report, all of commands that succeeded; raises BenchError."""
-        found = []
+        """Return the samples of the report; raise BenchError if a command failed."""
+        samples = []
         for line in self.report.read_text().splitlines() if self.report.exists() else ():
             wall, cpu, peak, status = map(int, line.split())
             if status != 0:
                 raise BenchError(f"status {status}: {self.output.read_text()[-2000:]}")
-            found.append(Sample(wall / 1e6, cpu / 1e3, peak))
-        return found
+            samples.append(Sample(wall / 1e6, cpu / 1e3, peak))
+        return samples
 
 
 class Place:
-    """A userland, the documents of the containers, and the runtimes, on one host."""
+    """The userland, the config.json documents and the runtimes of one host."""
 
     def __init__(self, launch: Path) -> None:
         self.userland = image.make_root(WORK / "userland")
@@ -106,11 +106,11 @@ class Place:
 
     @property
     def bundle(self) -> Path:
-        """Where each container has its bundle: the same for all, so that edits fit."""
+        """Return the bundle of the containers: the same for all, so that edits fit."""
         return WORK / "life" / "bundle"
 
     def program(self, case: Case) -> str:
-        """Return the path of the runtime."""
+        """Return the path of the runtime of *case*."""
         return {RUNC: str(self.runc), OURS: str(PROGRAM)}.get(case.program, case.program)
 
     def document(self, case: Case) -> str:
@@ -127,7 +127,7 @@ class Place:
         return json.dumps(config)
 
     def _edited(self, case: Case) -> str:
-        """Return what our runtime makes of the config.json of *case*."""
+        """Return the config.json of *case* with the edits of our runtime."""
         if case not in self.documents:
             asking = Case(case.host, case.name, OURS, case.gpus, case.capabilities)
             self.create(asking)
@@ -139,7 +139,7 @@ class Place:
         return self.documents[case]
 
     def create(self, case: Case, document: str | None = None) -> str:
-        """Create and delete, untimed; return the config.json that the low-level runtime read."""
+        """Create and delete a container, untimed; return the resulting config.json."""
         self._prepare(document or self.document(case))
         try:
             self.spawner.time([self.program(case), *self.words("create")])
@@ -148,7 +148,7 @@ class Place:
             self._end()
 
     def hook(self, case: Case) -> Sample:
-        """Return what our hook costs in a create by runc with the edits of *case*."""
+        """Return the cost of our hook in a create by runc with the edits of *case*."""
         config = json.loads(self.document(case))
         report = WORK / "hook"
         report.unlink(missing_ok=True)
@@ -164,29 +164,29 @@ class Place:
         return sample
 
     def live(self, case: Case, document: str | None = None) -> dict[str, Sample]:
-        """Have a container of *case*; return what each of OPERATIONS cost.
+        """Run a container of *case*; return the cost of each of OPERATIONS.
 
-        *document* is its config.json, if it is not that of the case.
+        *document* is its config.json; None: that of the case.
         """
         document = document or self.document(case)
         self.create(case, document)
-        # The kernel has work to do for one that is gone, a new one would wait for it.
+        # The kernel still cleans up the deleted container: a new one would wait for that.
         time.sleep(SETTLED_S)
         if case.is_cold:
             forget()
         self._prepare(document)
-        found = {}
+        samples = {}
         try:
             for operation in OPERATIONS:
                 command = [self.program(case), *self.words(operation)]
-                found[operation] = self.spawner.time(command)
+                samples[operation] = self.spawner.time(command)
                 if operation == "kill":
                     self._wait()
         except BenchError as error:
             raise BenchError(f"{case.full_name}, {operation}: {error}") from None
         finally:
             self._end()
-        return found
+        return samples
 
     def words(self, operation: str) -> list[str]:
         """Return the arguments of the runtime for *operation*."""
@@ -212,10 +212,10 @@ class Place:
         os.waitpid(int((WORK / "life" / "pid").read_text()), 0)
 
     def _end(self) -> None:
-        """Delete the container, if it is there, and its bundle."""
+        """Delete the container, if it exists, and its bundle."""
         state = WORK / "state" / NAME
         if state.exists():
-            # Each keeps another file there.
+            # runc and crun write different state files.
             program = "runc" if (state / "state.json").exists() else "crun"
             run(program, "--root", WORK / "state", "delete", "--force", NAME)
             reap()
@@ -224,7 +224,7 @@ class Place:
 
 
 def forget() -> None:
-    """Remove all that is kept between creates."""
+    """Remove the cache between creates."""
     for path in KEPT.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -233,7 +233,7 @@ def forget() -> None:
 
 
 def reap() -> None:
-    """Wait for children that have ended, or are about to: processes of containers deleted."""
+    """Wait for the child processes of deleted containers; raise BenchError after DEADLINE_S."""
     end = time.monotonic() + DEADLINE_S
     while time.monotonic() < end:
         try:

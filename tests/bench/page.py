@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was measured, as tables: docs/development/performance.md and the output of `make bench`."""
+"""The measurements as tables: docs/development/performance.md and the output of `make bench`."""
 
 from __future__ import annotations
 
@@ -38,39 +38,39 @@ The columns are two containers of 8 GPUs, with different driver capabilities.
 """
 
 
-def page(found: Found, command: str) -> str:
-    """Return the page; *command* is what measured."""
+def page(results: Found, command: str) -> str:
+    """Return the page; *command* is the command of the measurement."""
     policy = "Everything ran ahead of the machine's other processes (SCHED_FIFO)."
     head = HEAD.format(
         command=command,
-        policy=policy if found["first"] else "Other processes of the machine had their share.",
-        reps=found["reps"],
-        before=found["load"][0][0],
-        after=found["load"][1][0],
+        policy=policy if results["first"] else "Other processes of the machine had their share.",
+        reps=results["reps"],
+        before=results["load"][0][0],
+        after=results["load"][1][0],
     )
-    parts = [head, "## What it must reach", _targets(found), "## Containers", _lives(found)]
-    parts += ["## What is left in a warm create", PROFILE + _profile(found)]
-    parts += ["## Without a container", _programs(found), "## Instructions", _counts(found)]
-    parts += ["## Engines", _engines(found)]
+    parts = [head, "## What it must reach", _targets(results), "## Containers", _lives(results)]
+    parts += ["## What is left in a warm create", PROFILE + _profile(results)]
+    parts += ["## Without a container", _programs(results), "## Instructions", _counts(results)]
+    parts += ["## Engines", _engines(results)]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-def _targets(found: Found) -> str:
+def _targets(results: Found) -> str:
     lines = [
         (row.what, row.limit, row.measured, "met" if row.is_met else "**missed**")
-        for row in rows(found)
+        for row in rows(results)
     ]
     return table(("operation", "at most", "measured", ""), lines)
 
 
-def _lives(found: Found) -> str:
+def _lives(results: Found) -> str:
     lines = []
-    for name, operations in found["lives"].items():
+    for name, operations in results["lives"].items():
         host, _, case = name.rpartition(": ")
-        create = Summary.of(walls(found, case, host=host))
-        base = statistics.median(walls(found, BASE, host=host))
+        create = Summary.of(walls(results, case, host=host))
+        base = statistics.median(walls(results, BASE, host=host))
         others = [
-            f"{statistics.median(walls(found, case, operation, host)):.1f}"
+            f"{statistics.median(walls(results, case, operation, host)):.1f}"
             for operation in (*OPERATIONS[1:], "life")
         ]
         cpu = statistics.median(sample[1] for sample in operations["create"])
@@ -84,26 +84,26 @@ def _lives(found: Found) -> str:
     names = ("host: container", "create (10 % to 90 %)", "of runc's", "CPU", "MiB")
     note = (
         f"\n\nThe stand-in, a hook that shows /proc/driver as a kernel would, takes "
-        f"{stand_in(found):.1f} ms of each create but one; the targets' ratios leave it out.\n"
+        f"{stand_in(results):.1f} ms of each create but one; the targets' ratios leave it out.\n"
         "MiB is the peak of one process, runc's own included. A life is create, start, kill and "
         "delete."
     )
     return table((*names, *OPERATIONS[1:], "life"), lines) + note
 
 
-def _profile(found: Found) -> str:
+def _profile(results: Found) -> str:
     parts: dict[str, list[str]] = {}
     for case in (EIGHT, EIGHT_ALL):
         edits = f"runc, edits of {case}"
         runc, no_hook, same, ours = (
-            statistics.median(walls(found, name))
+            statistics.median(walls(results, name))
             for name in (BASE, f"{edits}, no hook", edits, case)
         )
-        hook = statistics.median(sample[0] for sample in found["hooks"][edits])
+        hook = statistics.median(sample[0] for sample in results["hooks"][edits])
         front = statistics.median(
-            sample[0] for sample in found["programs"][f"create, {case}"]
-        ) - statistics.median(sample[0] for sample in found["programs"]["hello"])
-        for what, value in {
+            sample[0] for sample in results["programs"][f"create, {case}"]
+        ) - statistics.median(sample[0] for sample in results["programs"]["hello"])
+        for part, value in {
             "runc, no edits": runc,
             "runc: mounts and nodes": no_hook - runc,
             "runc with our hook": same - no_hook,
@@ -112,13 +112,13 @@ def _profile(found: Found) -> str:
             "… measured without a container": front,
             "together": ours,
         }.items():
-            parts.setdefault(what, []).append(f"{value:.1f}")
-    return table(("part", EIGHT, "all capabilities"), [(what, *v) for what, v in parts.items()])
+            parts.setdefault(part, []).append(f"{value:.1f}")
+    return table(("part", EIGHT, "all capabilities"), [(part, *v) for part, v in parts.items()])
 
 
-def _programs(found: Found) -> str:
+def _programs(results: Found) -> str:
     lines = []
-    for name, samples in found["programs"].items():
+    for name, samples in results["programs"].items():
         wall = Summary.of([sample[0] for sample in samples])
         peak = max(sample[2] for sample in samples) / 1024
         lines.append(
@@ -132,8 +132,8 @@ def _programs(found: Found) -> str:
     return table(("program", "wall (10 % to 90 %)", "peak MiB"), lines) + note
 
 
-def _counts(found: Found) -> str:
-    counts = found["counts"]
+def _counts(results: Found) -> str:
+    counts = results["counts"]
     lines = [
         (name, f"{count:,}", f"{count / counts['floor']:.3f}")
         for name, count in counts.items()
@@ -146,9 +146,9 @@ def _counts(found: Found) -> str:
     return table(("what", "instructions", "of the floor"), lines) + note
 
 
-def _engines(found: Found) -> str:
+def _engines(results: Found) -> str:
     lines = []
-    for engine, cases in found["engines"].items():
+    for engine, cases in results["engines"].items():
         if cases is None:
             lines.append((f"{engine} is not installed here", "", "", ""))
             continue
@@ -171,12 +171,12 @@ def _engines(found: Found) -> str:
 
 
 def table(names: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """Return a table of Markdown."""
+    """Return a Markdown table."""
 
-    def written(cells: Sequence[str]) -> Iterator[str]:
+    def row_of(cells: Sequence[str]) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
 
-    parts = [*written(names), f"|{'---|' * len(names)}"]
+    parts = [*row_of(names), f"|{'---|' * len(names)}"]
     for line in lines:
-        parts += written(line)
+        parts += row_of(line)
     return "\n".join(parts)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one mount of a prepared driver view would save: docs/adr/0002. For the simulated host.
+"""The saving of one mount of a prepared driver view: docs/adr/0002. For the simulated host.
 
-The config.json is that of ours for 8 GPUs, of which the mounts of files are replaced by one mount
-of a directory that holds them. Nothing of ours makes such a config.json.
+The config.json is the one that our runtime writes for 8 GPUs; one mount of a directory replaces
+the mounts of files. Our runtime never writes such a config.json.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ TARGET = "/usr/local/nvidia/view"
 
 
 def live(place: Place, runtime: str, way: str, capabilities: str | None) -> dict[str, Sample]:
-    """Have a container whose driver comes by *way*; return what each operation cost.
+    """Run a container with driver files by *way*; return the cost of each operation.
 
-    "files": as it is. "directory": one mount, of copies. "directory of mounts": one recursive
-    mount; in it each file is one, made once for all containers. "nothing": without them.
+    "files": unchanged. "directory": one mount, of copies. "directory of mounts": one recursive
+    mount of a directory in which each file is a mount, shared by all containers. "nothing":
+    without driver files.
 
-    Our hook is not in it: what it has to do is another matter.
+    The container runs without our hook, whose cost is measured elsewhere.
     """
     edited = Case("", "view", RUNC, "all", capabilities, edits="no hook")
     config = json.loads(place.document(edited))
@@ -36,7 +37,7 @@ def live(place: Place, runtime: str, way: str, capabilities: str | None) -> dict
 
 
 def count(place: Place, capabilities: str | None) -> dict[str, int]:
-    """Return how many files of the driver are mounted, how many are libraries, and nodes."""
+    """Return the numbers of mounted driver files, of libraries among them, nodes and hooks."""
     config = json.loads(place.document(Case("", "view", RUNC, "all", capabilities, edits="same")))
     files = [mount["destination"] for mount in config["mounts"] if is_of_driver(mount)]
     return {
@@ -48,7 +49,7 @@ def count(place: Place, capabilities: str | None) -> dict[str, int]:
 
 
 def is_of_driver(mount: dict[str, Any]) -> bool:
-    """Return whether ours has added *mount*: runc's own spec binds nothing."""
+    """Return whether our runtime added *mount*: the spec of runc has no bind mounts."""
     return "rbind" in mount.get("options", ())
 
 
@@ -68,7 +69,7 @@ def _mounts(mounts: list[dict[str, Any]], way: str, name: str) -> list[dict[str,
 
 
 def _show(source: Path, target: Path, way: str) -> None:
-    """Have what is at *source* at *target*."""
+    """Copy or mount *source* to *target*."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if way == "directory of mounts":
         if source.is_dir():
@@ -81,5 +82,5 @@ def _show(source: Path, target: Path, way: str) -> None:
     elif source.is_file():
         shutil.copy(source, target)
     else:
-        # A socket: there is nothing to copy.
-        raise BenchError(f"{source} is no file")
+        # A socket cannot be copied.
+        raise BenchError(f"{source} is not a file or directory")
