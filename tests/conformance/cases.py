@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run conformance cases: what the reference library makes of the same files and config.
+"""Run conformance cases: compare with the results of the reference library for the same input.
 
 tests/data/cdi/README.md explains the members of a case. As a program, `cases.py FOLDER` runs every
 case of a folder and ends with a line of counts.
@@ -20,34 +20,34 @@ from cdi import annotations, document, generate, names, registry, store, validat
 from cdi.errors import CdiError
 from cdi.inject import inject
 
-# The reference leaves its temporary file's mode, which others than root cannot read.
+# The reference keeps the mode of its temporary file, which only root can read.
 OUR_MODE = "0644"
-# Name of a case that the reference loads → the category for which we do not.
+# Name of a case that the reference accepts → category of our refusal.
 REFUSED = {"hook-relative-path": "hook-path"}
 
 
 class DifferenceError(Exception):
-    """A case does not end as with the reference."""
+    """The result of a case differs from that of the reference."""
 
 
 def run(case: dict[str, Any]) -> None:
-    """Run *case*; raise DifferenceError."""
+    """Run *case*; raise DifferenceError if its result differs from the reference."""
     operation = OPERATIONS.get(case["op"])
     if operation is None:
-        raise DifferenceError(f'no operation "{case["op"]}"')
-    # Not below a folder that others can write to: the files would not be trusted.
+        raise DifferenceError(f'unknown operation "{case["op"]}"')
+    # A private directory: files in a directory that others can write to are not trusted.
     with tempfile.TemporaryDirectory() as place:
         operation(case, Path(place))
 
 
-def same(what: str, found: Any, wanted: Any) -> None:
-    """Raise DifferenceError unless *found* is *wanted*."""
-    if found != wanted:
-        raise DifferenceError(f"{what}: {json.dumps(found)}, wanted {json.dumps(wanted)}")
+def same(subject: str, actual: Any, expected: Any) -> None:
+    """Raise DifferenceError unless *actual* equals *expected*."""
+    if actual != expected:
+        raise DifferenceError(f"{subject}: {json.dumps(actual)}, expected {json.dumps(expected)}")
 
 
 def outcome(operation: Any, *arguments: Any) -> dict[str, Any]:
-    """Return {"result": …} or {"error": category} of a call."""
+    """Return {"result": …} or {"error": category} for a call of *operation*."""
     try:
         return {"result": operation(*arguments)}
     except CdiError as error:
@@ -55,7 +55,7 @@ def outcome(operation: Any, *arguments: Any) -> dict[str, Any]:
 
 
 def normalised(value: Any, where: tuple[str, ...] = ()) -> Any:
-    """Return *value* as the corpus compares it: what a printer in Go leaves out is left out."""
+    """Return *value* without the members that the Go encoder omits, as the corpus compares it."""
     if isinstance(value, list):
         return [normalised(item, (*where, "[]")) for item in value]
     if not isinstance(value, dict):
@@ -96,28 +96,32 @@ def load(case: dict[str, Any], place: Path) -> registry.Registry:
 
 
 def run_inject(case: dict[str, Any], place: Path) -> None:
-    """Load, compare what is known, inject, compare the config."""
-    known = load(case, place)
+    """Load, compare the registry, inject, compare the config."""
+    specs = load(case, place)
     if case["name"] in REFUSED:
-        errors = [[error.category for error in found] for found in known.errors.values()]
+        errors = [
+            [error.category for error in file_errors] for file_errors in specs.errors.values()
+        ]
         same("errors", errors, [[REFUSED[case["name"]]]])
-        same("devices", known.devices, [])
+        same("devices", specs.devices, [])
         return
     if "cache" in case:
         errors = {
-            str(Path(path).relative_to(place)): sorted(error.category for error in found)
-            for path, found in known.errors.items()
+            str(Path(path).relative_to(place)): sorted(error.category for error in file_errors)
+            for path, file_errors in specs.errors.items()
         }
-        wanted = {path: sorted(found) for path, found in case["cache"]["spec_errors"].items()}
-        same("errors", errors, wanted)
-        for what in ("devices", "vendors", "classes"):
-            same(what, getattr(known, what), case["cache"][what])
+        expected_errors = {
+            path: sorted(file_errors) for path, file_errors in case["cache"]["spec_errors"].items()
+        }
+        same("errors", errors, expected_errors)
+        for attribute in ("devices", "vendors", "classes"):
+            same(attribute, getattr(specs, attribute), case["cache"][attribute])
     config = copy.deepcopy(case["oci"])
-    before = copy.deepcopy([file.spec for file in known.files])
+    before = copy.deepcopy([file.spec for file in specs.files])
     expected = case["expect"]
     try:
         for devices in case.get("calls") or [case["devices"]]:
-            config = inject(known, devices, config)
+            config = inject(specs, devices, config)
     except CdiError as error:
         if "error" not in expected:
             raise DifferenceError(f"refused: {error.category}: {error}") from error
@@ -125,19 +129,19 @@ def run_inject(case: dict[str, Any], place: Path) -> None:
             same("category", error.category, expected["error"])
         else:
             same("category", error.category, "unresolvable")
-            missing = [name for name in case["devices"] if known.find(name) is None]
+            missing = [name for name in case["devices"] if specs.find(name) is None]
             same("unresolved", missing, expected.get("unresolved", missing))
         if "calls" not in case:
             same("config after the error", config, case["oci"])
     else:
         if "error" in expected:
-            raise DifferenceError(f"accepted, wanted {expected['error']}")
+            raise DifferenceError(f"accepted, expected {expected['error']}")
         same("config", normalised(config), expected["oci"])
-    same("specs", [file.spec for file in known.files], before)
+    same("specs", [file.spec for file in specs.files], before)
 
 
 def run_parse_name(case: dict[str, Any], place: Path) -> None:
-    """Split a name without and with its grammar."""
+    """Split a device name, leniently and by its grammar."""
     del place
     text, expected = case["input"], case["expect"]
     result = expected.get("result", {})
@@ -145,71 +149,71 @@ def run_parse_name(case: dict[str, Any], place: Path) -> None:
     same("lenient", lenient, expected.get("lenient", result.get("lenient")))
     same("qualified", names.is_qualified(text), "error" not in expected)
     try:
-        found = names.parse_qualified(text)
+        parts = names.parse_qualified(text)
     except CdiError as error:
         category = error.category
         if category == "vendor" and not lenient["vendor"]:
             category = "unqualified"
         same("category", category, expected.get("error"))
     else:
-        same("parts", list(found), [result[part] for part in ("vendor", "class", "name")])
+        same("parts", list(parts), [result[part] for part in ("vendor", "class", "name")])
 
 
 def run_minimum_version(case: dict[str, Any], place: Path) -> None:
-    """Ask for the version that a document needs."""
+    """Compare the minimum version of a document."""
     del place
     spec = document.normalise(yamlio.decode(case["input"]))
     same("version", version.minimum(spec), case["expect"]["result"]["version"])
 
 
 def run_parse_annotations(case: dict[str, Any], place: Path) -> None:
-    """Read the devices that annotations ask for."""
+    """Compare the devices that annotations request."""
     del place
-    found = outcome(annotations.parse, case["input"])
-    if "result" in found:
-        keys, devices = found["result"]
-        found = {"result": {"keys": sorted(keys), "devices": sorted(devices)}}
-    same("outcome", found, case["expect"])
+    result = outcome(annotations.parse, case["input"])
+    if "result" in result:
+        keys, devices = result["result"]
+        result = {"result": {"keys": sorted(keys), "devices": sorted(devices)}}
+    same("outcome", result, case["expect"])
 
 
 def run_update_annotations(case: dict[str, Any], place: Path) -> None:
-    """Ask for devices by an annotation."""
+    """Add an annotation that requests devices."""
     del place
-    given = case["input"]
-    found = outcome(
+    arguments = case["input"]
+    result = outcome(
         annotations.update,
-        given["annotations"] or {},
-        given["plugin"],
-        given["deviceID"],
-        given["devices"],
+        arguments["annotations"] or {},
+        arguments["plugin"],
+        arguments["deviceID"],
+        arguments["devices"],
     )
-    if "result" in found:
-        found = {"result": {"annotations": dict(found["result"])}}
-    same("outcome", found, case["expect"])
+    if "result" in result:
+        result = {"result": {"annotations": dict(result["result"])}}
+    same("outcome", result, case["expect"])
 
 
 def run_spec_name(case: dict[str, Any], place: Path) -> None:
-    """Name the file of a kind."""
+    """Compare the file name of a kind."""
     del place
-    given = case["input"]
-    found = outcome(generate.spec_name, given["kind"], given.get("transientID"))
-    if "result" in found:
-        found = {"result": {"name": found["result"]}}
-    same("outcome", found, case["expect"])
+    arguments = case["input"]
+    result = outcome(generate.spec_name, arguments["kind"], arguments.get("transientID"))
+    if "result" in result:
+        result = {"result": {"name": result["result"]}}
+    same("outcome", result, case["expect"])
 
 
 def run_write(case: dict[str, Any], place: Path) -> None:
-    """Write a spec into two directories that are not there yet."""
+    """Write a spec to two directories that do not exist."""
     text, name = case["input"]["text"], case["input"]["name"]
     directories = [str(place / "0"), str(place / "1")]
     spec = yamlio.decode(text)
-    found = outcome(lambda: store.save_spec(spec, name, directories, may_trust=lambda _: True))
-    if "error" in found:
-        same("outcome", found, case["expect"])
+    result = outcome(lambda: store.save_spec(spec, name, directories, may_trust=lambda _: True))
+    if "error" in result:
+        same("outcome", result, case["expect"])
         same("files", [str(p) for p in place.rglob("*") if p.is_file()], [])
         return
     if "error" in case["expect"]:
-        raise DifferenceError(f"written, wanted {case['expect']['error']}")
+        raise DifferenceError(f"written, expected {case['expect']['error']}")
     written = []
     for path in sorted(p for p in place.rglob("*") if p.is_file()):
         content = path.read_text()
@@ -222,16 +226,16 @@ def run_write(case: dict[str, Any], place: Path) -> None:
                 "starts_with_dashes": content.startswith("---"),
             }
         )
-    wanted = [{**file, "mode": OUR_MODE} for file in case["expect"]["result"]["files"]]
-    same("files", written, wanted)
+    expected_files = [{**file, "mode": OUR_MODE} for file in case["expect"]["result"]["files"]]
+    same("files", written, expected_files)
 
 
 def run_schema(case: dict[str, Any], place: Path) -> None:
-    """Judge a document as it is written by the lenient schema."""
+    """Validate a document, unchanged, by the lenient schema."""
     del place
-    given = case["input"]
-    found = validate.reference_verdict(given["text"], given["filename"])
-    same("valid", found, case["expect"]["result"]["valid"])
+    arguments = case["input"]
+    is_valid = validate.reference_verdict(arguments["text"], arguments["filename"])
+    same("valid", is_valid, case["expect"]["result"]["valid"])
 
 
 OPERATIONS = {
@@ -247,12 +251,12 @@ OPERATIONS = {
 
 
 def read(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return file name → case of *folder*, sorted."""
+    """Return the cases of *folder*, sorted: file name → case."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
 
 
 def main() -> None:
-    """Run a folder of cases; name those that fail, then the counts."""
+    """Run a folder of cases; print the failing cases, then the counts."""
     if len(sys.argv) != 2 or not os.path.isdir(sys.argv[1]):
         sys.exit("usage: cases.py FOLDER\nhint: make conformance CASES=FOLDER")
     failed = 0
@@ -262,8 +266,8 @@ def main() -> None:
             run(case)
         except Exception as error:  # noqa: BLE001 (a case that breaks us is a case that fails)
             failed += 1
-            known = isinstance(error, DifferenceError)
-            why = str(error) if known else traceback.format_exc().strip().splitlines()[-1]
+            is_difference = isinstance(error, DifferenceError)
+            why = str(error) if is_difference else traceback.format_exc().strip().splitlines()[-1]
             print(f"{name}: {why}")
     print(f"{len(cases) - failed} passed, {failed} failed")
     sys.exit(1 if failed or not cases else 0)

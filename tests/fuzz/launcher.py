@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fuzz target for the launcher's parsers in C, built with sanitisers; compared with their twins.
+"""Fuzz target for the C parsers of the launcher, built with sanitisers and compared with Python.
 
-The command line is also read by gpuruntime/oci/argv.py; the other files by a few lines here.
+The twin of the command-line parser is gpuruntime/oci/argv.py; those of the other parsers are here.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ HERE = Path(__file__).parent
 TREE = HERE.parents[1]
 CASES = TREE / "tests" / "data" / "argv" / "cases.json"
 CASES_AT_A_TIME = 2000
-# Of launcher/text.h, without the last NUL: one more byte, and something may have been dropped.
+# The limit of launcher/text.h, without the last NUL: longer texts may be cut.
 LONGEST_TEXT = (8 << 10) - 2
-# Parsers of the C files: others need a kernel around them, and have tests of their own.
+# The parsers in the C files; functions that make system calls have their own tests.
 FUNCTIONS = (
     *("find_option", "parse", "parse_create", "equal", "until", "starts_with"),
     *("read_names", "read_lists", "is_plain", "append_value", "read_values", "read_interpreter"),
@@ -73,7 +73,7 @@ PIECES = (
 
 
 def build(place: Path) -> Path:
-    """Return the program, built in *place* once."""
+    """Return the program; build it in *place* at the first call."""
     program = place / "harness"
     if not program.exists():
         subprocess.run(
@@ -84,16 +84,16 @@ def build(place: Path) -> Path:
 
 
 def compare(rng: random.Random, texts: list[Any], place: Path) -> None:
-    """Read many cases in C and here; raise if one differs, or if a sanitiser says something."""
+    """Parse many cases in C and in Python; raise on a difference or a sanitiser report."""
     del texts
-    known = [case["arguments"] for case in json.loads(CASES.read_text())]
+    corpus = [case["arguments"] for case in json.loads(CASES.read_text())]
     cases, expected = [], []
     for _ in range(CASES_AT_A_TIME):
-        kind, data, wanted = rng.choices(
+        kind, data, expected_line = rng.choices(
             (_argv_case, _companion_case, _interpreter_case, _search_case), (4, 1, 1, 4)
-        )[0](rng, known)
+        )[0](rng, corpus)
         cases.append((kind, data))
-        expected.append(wanted)
+        expected.append(expected_line)
     file = place / "cases"
     file.write_bytes(b"".join(kind + struct.pack("<I", len(d)) + d for kind, d in cases))
     done = subprocess.run(
@@ -107,13 +107,13 @@ def compare(rng: random.Random, texts: list[Any], place: Path) -> None:
     )
     if done.returncode != 0:
         raise AssertionError(done.stderr[:2000])
-    for case, line, wanted in zip(cases, done.stdout.split("\n"), expected, strict=False):
-        if wanted is not None and line != wanted:
-            raise AssertionError(f"{case}: {line}, not {wanted}")
+    for case, line, expected_line in zip(cases, done.stdout.split("\n"), expected, strict=False):
+        if expected_line is not None and line != expected_line:
+            raise AssertionError(f"{case}: {line}, not {expected_line}")
 
 
-def _argv_case(rng: random.Random, known: list[list[str]]) -> tuple[bytes, bytes, str | None]:
-    words = list(rng.choice(known))
+def _argv_case(rng: random.Random, corpus: list[list[str]]) -> tuple[bytes, bytes, str | None]:
+    words = list(rng.choice(corpus))
     for _ in range(rng.randint(0, 3)):
         words.insert(rng.randint(0, len(words)), rng.choice(WORDS))
     data = "".join(f"{word}\0" for word in words).encode("utf-8", "surrogateescape")
@@ -121,35 +121,35 @@ def _argv_case(rng: random.Random, known: list[list[str]]) -> tuple[bytes, bytes
 
 
 def _words(words: list[str]) -> str | None:
-    """Return what the launcher is to say of *words*; None where it may err towards Python."""
+    """Return the expected output for *words*; None where the launcher may leave them to Python."""
     try:
         options, rest = argv._read(words, argv.GLOBAL_OPTIONS)
     except argv._UnknownError:
         return None
     queries = [name for name, _ in options if argv.GLOBAL_OPTIONS[name] == argv.QUERY]
     creates = not queries and bool(rest) and rest[0] in argv.CREATING
-    said = f"1 {creates:d} {any(name in argv.VERSION_NAMES for name in queries):d}"
+    prefix = f"1 {creates:d} {any(name in argv.VERSION_NAMES for name in queries):d}"
     if not creates:
-        return f"{said} 0"
+        return f"{prefix} 0"
     if any(re.match("-[bf][^=]", word) for word in rest):
-        # crun's options with a value attached: only Python reads them.
+        # Short options of crun with an attached value: only Python parses them.
         return None
     command = argv.parse(words)
     if not (command.understood and command.creates):
-        return f"{said} 0"
-    return f"{said} 1 {command.bundle or '~'} {command.config or '~'}"
+        return f"{prefix} 0"
+    return f"{prefix} 1 {command.bundle or '~'} {command.config or '~'}"
 
 
 def _companion_case(rng: random.Random, _: object) -> tuple[bytes, bytes, str]:
     good = ("runtime runc\n", "creates pass\n", "word NVIDIA_\n", "word x\n", "end\n")
     text = _spoiled(rng, good, LINES)
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"((?:runtime [^\n]+\n)*)creates (python\n|pass\n((?:word [^\n]+\n)*))end\n", text
     )
-    if found is None:
+    if match is None:
         return b"c", text.encode(), "-"
-    words = "-" if found[3] is None else _names(found[3])
-    return b"c", text.encode(), f"{_names(found[1])} ; {words}"
+    words = "-" if match[3] is None else _names(match[3])
+    return b"c", text.encode(), f"{_names(match[1])} ; {words}"
 
 
 def _names(lines: str) -> str:
@@ -159,17 +159,17 @@ def _names(lines: str) -> str:
 def _interpreter_case(rng: random.Random, _: object) -> tuple[bytes, bytes, str]:
     text = _spoiled(rng, GOOD_INTERPRETER, INTERPRETER)
     value = r"[ !#-\[\]-~]+"
-    found = re.fullmatch(
+    match = re.fullmatch(
         rf"gpuruntime-interpreter 1\nlibrary ({value})\n((?:python {value}\n){{1,16}})"
         rf"((?:slow {value}\n){{0,16}})end\n",
         text,
     )
-    if found is None:
+    if match is None:
         return b"i", text.encode(), "-"
-    library, python, slow = (part.replace("@/", "/h/") for part in found.groups())
+    library, python, slow = (part.replace("@/", "/h/") for part in match.groups())
     words, others = _names(python).split(" | "), _names(slow or python).split(" | ")
     joined = "\\n".join(others)
-    # In the launcher, a NUL is behind each but the last of all.
+    # In the launcher, a NUL follows each word but the last.
     sizes = (len(library) + 1, sum(map(len, words)) + len(words), len(joined))
     if not all(part.startswith("/") for part in (library, words[0], others[0])):
         return b"i", text.encode(), "-"
@@ -179,15 +179,15 @@ def _interpreter_case(rng: random.Random, _: object) -> tuple[bytes, bytes, str]
 
 
 def _spoiled(rng: random.Random, good: tuple[str, ...], lines: tuple[str, ...]) -> str:
-    """Return the text of *good*, with some of *lines* in it and some of its own away."""
-    found = list(good)
+    """Return the text of *good* with random lines removed and some of *lines* inserted."""
+    chosen = list(good)
     for _ in range(rng.choice((0, 1, 1, 2, 5, 20))):
-        place = rng.randint(0, len(found))
+        place = rng.randint(0, len(chosen))
         if rng.random() < 0.3:
-            del found[place : place + 1]
+            del chosen[place : place + 1]
         else:
-            found.insert(place, rng.choice(lines))
-    return "".join(found)
+            chosen.insert(place, rng.choice(lines))
+    return "".join(chosen)
 
 
 def _search_case(rng: random.Random, _: object) -> tuple[bytes, bytes, str]:
@@ -196,7 +196,7 @@ def _search_case(rng: random.Random, _: object) -> tuple[bytes, bytes, str]:
     data = b"".join(word + b"\0" for word in words) + b"\0" + text
     if not set(words).isdisjoint(UNUSABLE):
         return b"w", data, "-1"
-    # Of letters, digits and _-./=: only.
+    # An escape of a letter, a digit or one of _-./=: may hide a word.
     escapes = re.findall(rb"\\(/|u00[2-7][0-9A-Fa-f])", text)
     hidden = any(
         escape == b"/" or re.fullmatch(rb"[A-Za-z0-9_\-./=:]", bytes([int(escape[3:], 16)]))
@@ -206,12 +206,15 @@ def _search_case(rng: random.Random, _: object) -> tuple[bytes, bytes, str]:
 
 
 def covered(place: Path) -> dict[str, tuple[int, int]]:
-    """Return the executed lines, and all, of the parsers."""
+    """Return the executed and the total number of lines of the parsers."""
     done = subprocess.run(
         ["gcov", "--no-output", "--function-summaries", "harness-launcher_harness"],
         cwd=place, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    found = re.findall(r"Function '(\w+)'\nLines executed:([\d.]+)% of (\d+)", done.stdout)
-    counts = {name: (round(float(share) * int(of) / 100), int(of)) for name, share, of in found}
+    summaries = re.findall(r"Function '(\w+)'\nLines executed:([\d.]+)% of (\d+)", done.stdout)
+    counts = {
+        name: (round(float(share) * int(total) / 100), int(total))
+        for name, share, total in summaries
+    }
     parts = [counts[name] for name in FUNCTIONS]
     return {"gpuruntime/launcher": (sum(a for a, _ in parts), sum(b for _, b in parts))}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fuzz targets for the parsers that see what an image, an engine or a driver wrote.
+"""Fuzz targets for the parsers of files that an image, an engine or a driver wrote.
 
-Each takes bytes, made of the small files of `corpus/NAME`, and raises if a promise is broken:
-anything but our own error, an answer that is out of bounds, a reading that differs from its twin.
+Each takes bytes, mutated from the small files of `corpus/NAME`, and raises if a promise is broken:
+an error that is not ours, a result out of bounds, a result that differs from that of its twin.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def seeds(name: str) -> list[bytes]:
 
 
 def mutated(rng: random.Random, files: list[bytes], words: tuple[str, ...]) -> bytes:
-    """Return one of *files* with some things done to its bytes; at times as it is."""
+    """Return one of *files* with random changes to its bytes; sometimes unchanged."""
     data = bytearray(rng.choice(files))
     for _ in range(rng.choice((0, 1, 1, 2, 3, 6))):
         at = rng.randrange(len(data) + 1)
@@ -128,13 +128,13 @@ def mutated(rng: random.Random, files: list[bytes], words: tuple[str, ...]) -> b
 
 
 def must(fact: object, what: str) -> None:
-    """Raise AssertionError that says *what* if *fact* is not true."""
+    """Raise AssertionError with the message *what* if *fact* is false."""
     if not fact:
         raise AssertionError(what)
 
 
 def config_json(data: bytes, rng: random.Random, place: Path) -> None:
-    """Read a bundle's config.json: what may be edited, is stored and read back as it is."""
+    """Read the config.json of a bundle: an editable document is stored and read back unchanged."""
     del rng
     path = place / "config.json"
     path.write_bytes(data)
@@ -152,7 +152,7 @@ def config_json(data: bytes, rng: random.Random, place: Path) -> None:
 
 
 def oci_state(data: bytes, rng: random.Random, place: Path) -> None:
-    """Read the OCI state of stdin, and the bundle that it names: no root that is not one's own."""
+    """Read an OCI state and the bundle that it names: the root is never the root of the host."""
     root_path = rng.choice(
         ("rootfs", "rootfs", "rootfs/", "", "..", "/", "none", "a\ud800", "\0", 1)
     )
@@ -163,19 +163,19 @@ def oci_state(data: bytes, rng: random.Random, place: Path) -> None:
     try:
         fd = state.open_state(f"{place}/{name}")
         try:
-            found = state.read_bundle(fd)
+            bundle_path = state.read_bundle(fd)
         finally:
             os.close(fd)
-        must(found.startswith("/") and ".." not in found.split("/"), found)
-        root = state.open_root(found)
+        must(bundle_path.startswith("/") and ".." not in bundle_path.split("/"), bundle_path)
+        root = state.open_root(bundle_path)
     except BundleError:
         return
     must(not root.is_host_root(), "the host's root")
     root.close()
 
 
-def asked(data: bytes, rng: random.Random, place: Path) -> None:
-    """Read what a container asks for: nothing without a trigger, nothing that it did not write."""
+def container_request(data: bytes, rng: random.Random, place: Path) -> None:
+    """Parse the request of a container: no request without a trigger, bounded messages."""
     del place
     try:
         document, doubt = bundle.parse(data)
@@ -195,18 +195,18 @@ def asked(data: bytes, rng: random.Random, place: Path) -> None:
     ):
         operator = Config(values, None)
         try:
-            found = parse.from_oci(document, operator)
+            request = parse.from_oci(document, operator)
         except GpuRuntimeError as error:
             must(len(error.lines()) < 10_000, "a long message")
             continue
-        must(not found or parse.may_ask(data, operator), "a request without a trigger")
-        must(len(found.devices) <= parse.MAX_REQUESTS, "very many")
-        for ignored in found.ignored:
+        must(not request or parse.may_ask(data, operator), "a request without a trigger")
+        must(len(request.devices) <= parse.MAX_REQUESTS, "very many")
+        for ignored in request.ignored:
             must(len(str(ignored)) < 2000, "a long warning")
 
 
 def command_line(data: bytes, rng: random.Random, place: Path) -> None:
-    """Read the runtime's command line: never an error but for a bundle without a value."""
+    """Parse the command line of the runtime: the only error is a bundle without a value."""
     del rng, place
     words = data.decode("utf-8", "surrogateescape").split("\0")
     command = argv.parse(words)
@@ -220,7 +220,7 @@ def command_line(data: bytes, rng: random.Random, place: Path) -> None:
 
 
 def hook_arguments(data: bytes, rng: random.Random, place: Path) -> None:
-    """Read a hook's arguments: every path that comes out is clean."""
+    """Parse the arguments of a hook: every resulting path is clean."""
     del place
     words = data.decode("utf-8", "surrogateescape").split("\0")
     name, rest = words[0], words[1:]
@@ -242,7 +242,7 @@ def hook_arguments(data: bytes, rng: random.Random, place: Path) -> None:
 
 
 def loader_cache(data: bytes, rng: random.Random, place: Path) -> None:
-    """Merge into an image's cache: ours are found in it, and taking them out gives it back."""
+    """Merge into the loader cache of an image: our entries are in it; merging is idempotent."""
     del place
     entries = [
         ldcache_merge.CacheEntry(f"libcuda.so.{n}", f"/usr/lib/libcuda.so.{n}", 0x303)
@@ -261,7 +261,7 @@ def loader_cache(data: bytes, rng: random.Random, place: Path) -> None:
 
 
 def elf_file(data: bytes, rng: random.Random, place: Path) -> None:
-    """Read a library of the image or the driver, from bytes and from a file alike."""
+    """Read a library from bytes and from a file, with the same result."""
     del rng
     path = place / "library"
     path.write_bytes(data)
@@ -269,34 +269,34 @@ def elf_file(data: bytes, rng: random.Random, place: Path) -> None:
     with path.open("rb") as stream:
         for source in (data, stream):
             try:
-                found = elf.read(source)
-                must(len(found.needed) <= elf.MAX_NEEDED, "too many names")
-                results.append(found)
+                library = elf.read(source)
+                must(len(library.needed) <= elf.MAX_NEEDED, "too many names")
+                results.append(library)
             except (elf.ElfError, OSError):
-                # Which one, where no file is so large that it could be read there, is open.
+                # Both errors are allowed for an offset beyond the end of the file.
                 results.append(None)
     must(results[0] == results[1], f"{results}")
 
 
 def snapshot(data: bytes, rng: random.Random, place: Path) -> None:
-    """Read a snapshot: an inventory that is written as it was, and a state that has changed."""
+    """Read a snapshot: a valid inventory is encoded as it was; its state is compared."""
     del rng, place
     try:
-        found = json.loads(data)
+        content = json.loads(data)
     except (ValueError, RecursionError):
         return
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         return
-    must(isinstance(probes.changed(found.get("state")), list), "no list")
+    must(isinstance(probes.changed(content.get("state")), list), "not a list")
     try:
-        inventory = inventory_json.decode(found.get("inventory"))
+        inventory = inventory_json.decode(content.get("inventory"))
     except ValueError:
         return
-    must(inventory_json.encode(inventory) == found["inventory"], "not as it was")
+    must(inventory_json.encode(inventory) == content["inventory"], "not as it was")
 
 
-def kept_grants(data: bytes, rng: random.Random, place: Path) -> None:
-    """Read what is kept between creates: a grant, or none; what is kept next is found."""
+def saved_grants(data: bytes, rng: random.Random, place: Path) -> None:
+    """Read the saved grants: a grant or None; a grant saved afterwards is found."""
     place.chmod(0o755)
     path = place / grants.NAME
     path.write_bytes(data.replace(b"VERSION", __version__.encode()))
@@ -305,19 +305,19 @@ def kept_grants(data: bytes, rng: random.Random, place: Path) -> None:
     stamp = rng.choice((None, ["/x", 1, 2, 3, 4]))
 
     def opened() -> grants.SavedGrants:
-        found = grants.SavedGrants(str(place))
-        values = found.values(["/x", 1, 2, 3, 4])
+        saved = grants.SavedGrants(str(place))
+        values = saved.values(["/x", 1, 2, 3, 4])
         must(values is None or isinstance(values, dict), f"{values!r}")
-        found.use(stamp, {})
-        return found
+        saved.use(stamp, {})
+        return saved
 
-    found = opened().find(key)
-    must(found is None or isinstance(found, Grant), "no grant")
+    loaded = opened().find(key)
+    must(loaded is None or isinstance(loaded, Grant), "no grant")
     again = opened().again()
     must(again.stamp == stamp, "another config")
-    must(again.find(key) == found, "another grant")
-    kept = again.state(key)
-    must(found is None or kept is not None, "a grant without a state")
+    must(again.find(key) == loaded, "another grant")
+    saved_state = again.state(key)
+    must(loaded is None or saved_state is not None, "a grant without a state")
     state = probes.read({probes.PROGRAM: [probes.PROGRAM, [probes.VERSION]]})
     grant = Grant({"env": ["A=b"]}, notes=["a note"])
     opened().keep(b"x" * (grants.MAX_KEY_BYTES + 1), grant, state, of_inventory=True)
@@ -329,10 +329,10 @@ def kept_grants(data: bytes, rng: random.Random, place: Path) -> None:
 
 
 def cdi_annotations(data: bytes, rng: random.Random, place: Path) -> None:
-    """Read annotations: names of devices, or an error."""
+    """Parse annotations: names of devices, or an error with a category."""
     del place
     try:
-        found = json.loads(data)
+        content = json.loads(data)
     except (ValueError, RecursionError):
         return
     try:
@@ -340,21 +340,21 @@ def cdi_annotations(data: bytes, rng: random.Random, place: Path) -> None:
     except CdiError as error:
         must(error.category, "no category")
     try:
-        _, devices = annotations.parse(found)
+        _, devices = annotations.parse(content)
         must(all(map(names.is_qualified, devices)), f"{devices}")
         if devices:
-            updated = annotations.update(found, "plugin", "id", devices[:2])
-            must(set(found) <= set(updated), "annotations are lost")
+            updated = annotations.update(content, "plugin", "id", devices[:2])
+            must(set(content) <= set(updated), "annotations are lost")
     except CdiError as error:
         must(error.category, "no category")
     try:
-        annotations.check(found)
+        annotations.check(content)
     except CdiError as error:
         must(error.category, "no category")
 
 
 def config_toml(data: bytes, rng: random.Random, place: Path) -> None:
-    """Compile a config file: values, or an error that names a place."""
+    """Compile a config file: values, or an error that names the file."""
     del rng
     path = place / "config.toml"
     path.write_bytes(data)
@@ -370,21 +370,21 @@ def config_toml(data: bytes, rng: random.Random, place: Path) -> None:
 
 
 def mig_minors(data: bytes, rng: random.Random, place: Path) -> None:
-    """Read the kernel's list of capabilities: numbers, or nothing."""
+    """Read the list of capabilities of the kernel: a minor number or None."""
     del rng
     proc = place / "proc"
     for name in ("driver/nvidia-caps", "driver/nvidia/capabilities/gpu0/mig/gi1"):
         (proc / name).mkdir(parents=True, exist_ok=True)
     (proc / "driver/nvidia-caps/mig-minors").write_bytes(data)
     (proc / "driver/nvidia/capabilities/gpu0/mig/gi1/access").write_bytes(data)
-    found = device_nodes._Capabilities(str(proc))
+    capabilities = device_nodes._Capabilities(str(proc))
     for name in ("gpu0/gi1/access", "gpu0/gi1/ci0/access", "config", "../x"):
-        minor = found.minor(name)
+        minor = capabilities.minor(name)
         must(minor is None or (type(minor) is int and minor >= 0), f"{minor}")
 
 
 def params(data: bytes, rng: random.Random, place: Path) -> None:
-    """Mask the driver's params: one line differs, or there is nothing to mask."""
+    """Mask the params of the driver: one line differs, or no line needs masking."""
     del rng
     path = place / "params"
     path.write_bytes(data)
@@ -405,7 +405,7 @@ MUSL_LIST = "ld-musl-x86_64.path"
 
 
 def loader_files(data: bytes, rng: random.Random, place: Path) -> None:
-    """Read and write the loader's lists in an image: clean directories, and ours are there."""
+    """Read and write the loader lists of an image: all directories are clean, ours are listed."""
     top = place / f"root-{rng.randrange(1 << 40):x}"
     (top / "etc/ld.so.conf.d").mkdir(parents=True)
     try:
@@ -419,14 +419,14 @@ def loader_files(data: bytes, rng: random.Random, place: Path) -> None:
             if rng.random() < 0.5:
                 (top / "etc/ld.so.conf.d" / name).write_bytes(data)
         root = Root(str(top))
-        said: list[str] = []
+        messages: list[str] = []
         must(all(map(clean_names.is_clean, drop_in.listed_before(root))), "an unclean directory")
         must(all(map(clean_names.is_clean, drop_in.read(root, drop_in.DRIVER))), "unclean")
-        drop_in.write(root, drop_in.DRIVER, ["/usr/lib/gpu"], said.append)
+        drop_in.write(root, drop_in.DRIVER, ["/usr/lib/gpu"], messages.append)
         must(drop_in.read(root, drop_in.DRIVER) == ["/usr/lib/gpu"], "not what was written")
         _add_to_musl_list(root, top / "etc" / MUSL_LIST)
         drop_in.remove(root, drop_in.DRIVER)
-        must(len(said) <= 1, f"{said}")
+        must(len(messages) <= 1, f"{messages}")
         drop_in.has_ldconfig(root)
         root.close()
     finally:
@@ -439,7 +439,7 @@ def loader_files(data: bytes, rng: random.Random, place: Path) -> None:
 
 
 def _add_to_musl_list(root: Root, path: Path) -> None:
-    """Add to the list *path*: it has directories afterwards, or is as it was."""
+    """Add to the list *path*: it contains directories afterwards, or is unchanged."""
     before = path.read_bytes() if path.exists() else None
     try:
         loader._add_to_list(root, MUSL_LIST, ["/usr/lib/gpu"])
@@ -452,7 +452,7 @@ def _add_to_musl_list(root: Root, path: Path) -> None:
 
 
 def quick_check(data: bytes, rng: random.Random, place: Path) -> None:
-    """Hold what the quick recogniser accepts against the full check: to the same end."""
+    """Compare the quick recogniser with the full check: both list the same devices."""
     del rng, place
     try:
         text = data.decode()
@@ -467,7 +467,7 @@ def quick_check(data: bytes, rng: random.Random, place: Path) -> None:
 
 
 def log_text(data: bytes, rng: random.Random, place: Path) -> None:
-    """Write a record of what an image wrote: one line, printable, bounded, valid JSON."""
+    """Log text of an image: the record is one printable, bounded line, and valid JSON."""
     text = data.decode("utf-8", "surrogateescape")
     path = place / "log"
     path.unlink(missing_ok=True)
@@ -481,14 +481,14 @@ def log_text(data: bytes, rng: random.Random, place: Path) -> None:
         json.loads(content)
 
 
-def described(data: bytes, rng: random.Random, place: Path) -> None:
-    """Read a file of an engine or of Kubernetes: each container is an OCI config, or an error."""
+def explained_file(data: bytes, rng: random.Random, place: Path) -> None:
+    """Read a file of an engine or of Kubernetes: a candidate is an OCI config, or an error."""
     del place
     name = rng.choice((None, None, "train", "list", "map", "reserved", "cdi", "llm/main", "c"))
     image_env = rng.choice(((), (), ("A=b",)))
     try:
-        found = explain_input.candidate("file", data, name, image_env, {"HOME": "/h"})
-        one = None if found is None else found.describe()
+        candidate = explain_input.candidate("file", data, name, image_env, {"HOME": "/h"})
+        one = None if candidate is None else candidate.describe()
     except RequestError as error:
         must(error.hint, "no hint")
         must("\n" not in error.lines().partition("\nhint")[0], "lines")
@@ -499,12 +499,12 @@ def described(data: bytes, rng: random.Random, place: Path) -> None:
 
 
 Check = Callable[[bytes, random.Random, Path], None]
-# Target → what it does, the words that it knows, the modules that it is to cover.
+# Target → check, key of WORDS, modules that it must cover.
 PARSERS: dict[str, tuple[Check, str, tuple[str, ...]]] = {
     "config-json": (config_json, "json", ("gpuruntime/oci/bundle.py",)),
     "oci-state": (oci_state, "json", ("hooks/state.py",)),
     "request": (
-        asked,
+        container_request,
         "json",
         (
             "gpuruntime/request/parse.py",
@@ -529,7 +529,7 @@ PARSERS: dict[str, tuple[Check, str, tuple[str, ...]]] = {
         "json",
         ("gpuruntime/snapshots/inventory_json.py", "gpuruntime/probes.py"),
     ),
-    "ready": (kept_grants, "json", ("gpuruntime/snapshots/grants.py",)),
+    "ready": (saved_grants, "json", ("gpuruntime/snapshots/grants.py",)),
     "annotations": (cdi_annotations, "json", ("cdi/annotations.py",)),
     "config-toml": (
         config_toml,
@@ -541,7 +541,7 @@ PARSERS: dict[str, tuple[Check, str, tuple[str, ...]]] = {
     "loader-files": (loader_files, "text", ("gpuruntime/system/drop_in.py",)),
     "quick": (quick_check, "json", ("cdi/quick.py",)),
     "described": (
-        described,
+        explained_file,
         "text",
         (
             "gpuruntime/cli/explain_input.py",
@@ -555,7 +555,7 @@ PARSERS: dict[str, tuple[Check, str, tuple[str, ...]]] = {
 
 
 def target(name: str) -> Callable[[random.Random, list[Any], Path], None]:
-    """Return the target of a parser, for random input of its corpus."""
+    """Return the fuzz target of the parser *name*, with input mutated from its corpus."""
     check, words, _ = PARSERS[name]
     files = seeds(name)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fuzz target for answers that the launcher gives again, built with sanitisers.
+"""Fuzz target for the replays of the launcher, built with sanitisers.
 
-A document is given random edits, and the answer written down. The launcher answers another
-document by it: not at all, or byte for byte as Python does.
+A document gets random edits, which are recorded. The launcher either leaves another document to
+Python, or applies the record to it with the same bytes as Python.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 TREE = HERE.parents[1]
 RECORDED = sorted((TREE / "tests/data/configs").glob("*.json"))
 CASES_AT_A_TIME = 400
-# Of those that nothing is odd about, all are to be answered; of all cases, this share at least.
+# The launcher must replay all ordinary cases, and at least this share of all cases.
 LEAST_ANSWERED = 0.25
 OPTIONS = (
     *("-std=gnu11", "-g", "-O1", "--coverage", "-Wno-unused-function"),
@@ -72,7 +72,7 @@ WHOLE = (0, 1, -1, 5, 1024, 2**31, -(2**40), 10**30)
 
 
 def build(place: Path) -> Path:
-    """Return the program, built in *place* once."""
+    """Return the program; build it in *place* at the first call."""
     program = place / "replay"
     if not program.exists():
         subprocess.run(
@@ -83,7 +83,7 @@ def build(place: Path) -> Path:
 
 
 def run(cases: list[tuple[bytes, bytes]], place: Path) -> list[bytes]:
-    """Return what the launcher makes of each of *cases*, a kind and its bytes."""
+    """Return the output of the launcher for each of *cases*, a kind and its bytes."""
     file = place / "cases"
     file.write_bytes(b"".join(kind + struct.pack("<I", len(d)) + d for kind, d in cases))
     done = subprocess.run(
@@ -100,20 +100,22 @@ def run(cases: list[tuple[bytes, bytes]], place: Path) -> list[bytes]:
 
 
 def compare(rng: random.Random, texts: list[Any], place: Path) -> None:
-    """Answer many documents in C and here; raise if one differs, or a sanitiser says something."""
+    """Replay many documents in C and in Python; raise on a difference or a sanitiser report."""
     del texts
-    cases, wanted, ordinary = [], [], []
+    cases, expected_lines, ordinary = [], [], []
     for _ in range(CASES_AT_A_TIME):
         case = _answer_case(rng) if rng.random() < 0.7 else _document_case(rng)
         cases.append(case[:2])
-        wanted.append(case[2])
+        expected_lines.append(case[2])
         ordinary.append(case[3])
     lines = run(cases, place)
     if len(lines) != len(cases):
         raise AssertionError(f"{len(lines)} lines for {len(cases)} cases")
-    for (_, data), line, expected, must in zip(cases, lines, wanted, ordinary, strict=True):
+    for (_, data), line, expected, is_required in zip(
+        cases, lines, expected_lines, ordinary, strict=True
+    ):
         if line == b"-":
-            if must:
+            if is_required:
                 raise AssertionError(f"not answered: {data!r}")
         elif line != expected:
             raise AssertionError(f"{data!r}: {line!r}, not {expected!r}")
@@ -123,7 +125,7 @@ def compare(rng: random.Random, texts: list[Any], place: Path) -> None:
 
 
 def _document_case(rng: random.Random) -> tuple[bytes, bytes, bytes | None, bool]:
-    """Return a text, what it is read as, and whether it has to be read."""
+    """Return a kind, a text, its expected reading, and whether the launcher must read it."""
     odd = rng.random() < 0.5
     value = {"a": _value(rng, 0, odd=odd), "b": _value(rng, 0, odd=odd)}
     data = _spelled(rng, value)
@@ -135,7 +137,7 @@ def _document_case(rng: random.Random) -> tuple[bytes, bytes, bytes | None, bool
 
 
 def _plain(data: bytes) -> bytes | None:
-    """Return the document *data* as Python writes it, None if it must not be edited."""
+    """Return the document *data* as Python writes it; None if it must not be edited."""
     try:
         document, doubt = bundle.parse(data)
         return None if doubt else strictjson.dumps(document, ascii_only=False).encode()
@@ -144,17 +146,17 @@ def _plain(data: bytes) -> bytes | None:
 
 
 def _answer_case(rng: random.Random) -> tuple[bytes, bytes, bytes | None, bool]:
-    """Return a document and a file of answers, what it is to become, and whether it has to."""
+    """Return a kind, a document and replay file, the expected result, whether it is required."""
     first = _container(rng)
     answers: dict[bytes, Injection] = {}
     records = []
     for document in (first, *(_changed(rng, first) for _ in range(rng.randint(0, 2)))):
         decided = Injection(Request("cdi", "environment", ("a",)), _edits(rng))
-        given = replay.conditions(document, CONFIG, CALLER)
-        added = None if given is None else replay._added(decided, document)
-        if given is not None and added is not None and given not in answers:
-            answers[given] = decided
-            records.append(replay.listed((given, b"", added)))
+        condition = replay.conditions(document, CONFIG, CALLER)
+        added = None if condition is None else replay._added(decided, document)
+        if condition is not None and added is not None and condition not in answers:
+            answers[condition] = decided
+            records.append(replay.listed((condition, b"", added)))
     second, odd = copy.deepcopy(first), False
     for _ in range(rng.randint(0, 4)):
         second = _freely_changed(rng, second)
@@ -170,29 +172,33 @@ def _answer_case(rng: random.Random) -> tuple[bytes, bytes, bytes | None, bool]:
     file = replay.listed((replay.listed(WORDS), names, replay.listed(records)))
     if rng.random() < 0.1:
         file, odd = _spoiled(rng, file).replace(b"\0", b"0"), True
-        # What it says now nobody knows: only the sanitisers look.
+        # The result is unspecified: only the sanitisers check this case.
         return b"r", data + b"\0" + file[: rng.randint(0, len(file) - 1)], None, False
     expected = _expected(data, answers)
-    must = expected is not None and not odd and not _replaces(second, answers)
-    return b"r", data + b"\0" + file, expected, must
+    is_required = expected is not None and not odd and not _replaces(second, answers)
+    return b"r", data + b"\0" + file, expected, is_required
 
 
 def _replaces(document: dict[str, Any], answers: dict[bytes, Injection]) -> bool:
-    """Return whether one of *answers* has a mount in place of one of *document*."""
-    there = {mount["destination"] for mount in document["mounts"]}
-    added: list[Any] = [mount for found in answers.values() for mount in found.edits["mounts"]]  # type: ignore[index]
-    return any(mount["containerPath"] in there for mount in added)
+    """Return whether a mount of *answers* replaces a mount of *document*."""
+    destinations = {mount["destination"] for mount in document["mounts"]}
+    added: list[Any] = [
+        mount
+        for injection in answers.values()
+        for mount in injection.edits["mounts"]  # type: ignore[index]
+    ]
+    return any(mount["containerPath"] in destinations for mount in added)
 
 
 def _expected(data: bytes, answers: dict[bytes, Injection]) -> bytes | None:
-    """Return what the document *data* becomes by one of *answers*; None if by none."""
+    """Return the document *data* after the matching one of *answers*; None without a match."""
     try:
         document, doubt = bundle.parse(data)
         if doubt is not None or b"\0" in data:
             return None
-        given = replay.conditions(document, CONFIG, CALLER)
+        condition = replay.conditions(document, CONFIG, CALLER)
         hooks = strictjson.dumps(document.get("hooks"), ascii_only=False).encode()
-        decided = None if given is None else answers.get(given)
+        decided = None if condition is None else answers.get(condition)
         if decided is None or cdi_edits.has_user_namespace(document):
             return None
         if any(word in hooks for word in WORDS):
@@ -200,26 +206,26 @@ def _expected(data: bytes, answers: dict[bytes, Injection]) -> bytes | None:
         decided.apply(document)
         return strictjson.dumps(document, ascii_only=False).encode()
     except ValueError:
-        # No JSON, or half a character.
+        # Invalid JSON, or a lone surrogate.
         return None
 
 
 def _container(rng: random.Random) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(rng.choice(RECORDED).read_bytes())
-    found["process"]["env"].append(f"NVIDIA_VISIBLE_DEVICES={rng.choice(('all', '0', '1,2'))}")
+    document: dict[str, Any] = json.loads(rng.choice(RECORDED).read_bytes())
+    document["process"]["env"].append(f"NVIDIA_VISIBLE_DEVICES={rng.choice(('all', '0', '1,2'))}")
     if rng.random() < 0.7:
-        # It is most of the file, and of no interest.
-        found["linux"].pop("seccomp", None)
+        # It is most of the file and irrelevant here.
+        document["linux"].pop("seccomp", None)
     for _ in range(rng.randint(0, 3)):
-        found = _freely_changed(rng, found)
-    return found
+        document = _freely_changed(rng, document)
+    return document
 
 
 def _freely_changed(rng: random.Random, document: dict[str, Any]) -> dict[str, Any]:
-    """Return *document* with another value of what no answer depends on."""
-    found = copy.deepcopy(document)
-    process, linux = found["process"], found["linux"]
-    mounts = found["mounts"]
+    """Return *document* with a changed value that no record depends on."""
+    changed = copy.deepcopy(document)
+    process, linux = changed["process"], changed["linux"]
+    mounts = changed["mounts"]
     change = rng.randrange(12)
     if change == 0:
         process["args"] = [rng.choice(TEXTS) for _ in range(rng.randint(0, 4))]
@@ -233,12 +239,15 @@ def _freely_changed(rng: random.Random, document: dict[str, Any]) -> dict[str, A
     elif change == 3:
         mounts.insert(0, {"source": "x", "destination": f"{rng.choice(PLACES).rstrip('/')}/z"})
     elif change == 4:
-        found["annotations"] = {**(found.get("annotations") or {}), rng.choice(TEXTS[1:4]): "x"}
+        changed["annotations"] = {
+            **(changed.get("annotations") or {}),
+            rng.choice(TEXTS[1:4]): "x",
+        }
     elif change == 5:
-        found["hostname"] = rng.choice(TEXTS)
+        changed["hostname"] = rng.choice(TEXTS)
     elif change == 6:
         name = rng.choice(("createContainer", "createRuntime", "prestart", "poststop"))
-        found.setdefault("hooks", {}).setdefault(name, []).append(
+        changed.setdefault("hooks", {}).setdefault(name, []).append(
             {"path": "/bin/true", "args": ["true", rng.choice(TEXTS)], "timeout": 5}
         )
     elif change == 7:
@@ -246,19 +255,19 @@ def _freely_changed(rng: random.Random, document: dict[str, Any]) -> dict[str, A
     elif change == 8:
         linux["namespaces"] = [{"type": "pid"}, {"type": "network", "path": "/proc/1/ns/net"}]
     elif change == 9:
-        # Names that are no ASCII are not read.
+        # The launcher does not read names that are not ASCII.
         linux["sysctl"] = {"net.x": rng.choice(TEXTS), "y": [rng.choice(WHOLE), {}, None]}
     elif change == 10:
         linux["resources"][rng.choice(("memory", "cpu"))] = {"limit": rng.choice(WHOLE)}
     else:
-        found = dict(rng.sample(list(found.items()), len(found)))
-    return found
+        changed = dict(rng.sample(list(changed.items()), len(changed)))
+    return changed
 
 
 def _changed(rng: random.Random, document: dict[str, Any]) -> dict[str, Any]:
-    """Return *document* with another value of what an answer depends on."""
-    found = copy.deepcopy(document)
-    process, linux = found["process"], found["linux"]
+    """Return *document* with a changed value that a record depends on."""
+    changed = copy.deepcopy(document)
+    process, linux = changed["process"], changed["linux"]
     change = rng.randrange(9)
     if change == 0:
         process["user"] = {"uid": rng.randint(0, 2), "gid": 0, "additionalGids": [44]}
@@ -275,23 +284,23 @@ def _changed(rng: random.Random, document: dict[str, Any]) -> dict[str, Any]:
     elif change == 5:
         process["env"].insert(0, rng.choice(("NVIDIA_VISIBLE_DEVICES=3", "CUDA_VERSION=9")))
     elif change == 6:
-        found["annotations"] = {"cdi.k8s.io/x": "nvidia.com/gpu=0"}
+        changed["annotations"] = {"cdi.k8s.io/x": "nvidia.com/gpu=0"}
     elif change == 7:
         place = "/var/run/nvidia-container-devices/0"
-        found["mounts"].append({"source": "/dev/null", "destination": place})
+        changed["mounts"].append({"source": "/dev/null", "destination": place})
     else:
         linux["cgroupsPath"] = rng.choice(("s.slice:docker:1", "a:b:c", "a:b", 5))
-    return found
+    return changed
 
 
 def _oddly_changed(rng: random.Random, document: dict[str, Any]) -> dict[str, Any]:
-    """Return *document* with something that engines do not write."""
-    found = copy.deepcopy(document)
-    process, linux, mounts = found["process"], found["linux"], found["mounts"]
+    """Return *document* with a value that engines do not write."""
+    changed = copy.deepcopy(document)
+    process, linux, mounts = changed["process"], changed["linux"], changed["mounts"]
     change = rng.randrange(17)
     odd = _value(rng, 0, odd=True)
     if change == 0:
-        found[rng.choice(("hooks", "annotations", "root", "linux", "process", "mounts"))] = odd
+        changed[rng.choice(("hooks", "annotations", "root", "linux", "process", "mounts"))] = odd
     elif change == 1:
         process[rng.choice(("env", "user", "capabilities", "args"))] = odd
     elif change == 2:
@@ -305,20 +314,22 @@ def _oddly_changed(rng: random.Random, document: dict[str, Any]) -> dict[str, An
     elif change == 6:
         linux["namespaces"] = [{"type": "user"}, {"type": "pid"}]
     elif change == 7:
-        target = rng.choice((found, process, linux, linux["resources"], found["mounts"][0]))
+        target = rng.choice((changed, process, linux, linux["resources"], changed["mounts"][0]))
         name = rng.choice(sorted(bundle.known_names()))
         target[rng.choice((name.upper(), name.title(), name.swapcase(), f"{name}\u017f"))] = odd
     elif change == 8:
-        found["hooks"] = {
+        changed["hooks"] = {
             rng.choice(("prestart", "x")): rng.choice(([{"path": 5}], [5], {}, None))
         }
     elif change == 9:
-        found["hooks"] = {"prestart": [{"path": "/usr/bin/nvidia-container-runtime-hook"}]}
+        changed["hooks"] = {"prestart": [{"path": "/usr/bin/nvidia-container-runtime-hook"}]}
     elif change == 10:
-        found.pop(rng.choice(("hooks", "annotations", "root", "linux", "process", "mounts")), None)
+        changed.pop(
+            rng.choice(("hooks", "annotations", "root", "linux", "process", "mounts")), None
+        )
     else:
-        found[rng.choice(("x", "annotations"))] = odd
-    return found
+        changed[rng.choice(("x", "annotations"))] = odd
+    return changed
 
 
 def _edits(rng: random.Random) -> Any:
@@ -331,7 +342,7 @@ def _edits(rng: random.Random) -> Any:
         }
         for _ in range(rng.choice((0, 1, 1, 3)))
     ]
-    found: dict[str, Any] = {
+    edits: dict[str, Any] = {
         "env": [
             DONE,
             *(f"{rng.choice(NAMES)}={rng.choice(TEXTS)}" for _ in range(rng.randint(0, 4))),
@@ -352,14 +363,14 @@ def _edits(rng: random.Random) -> Any:
         "additionalGids": rng.choice(([], [], [44], [44, 109])),
     }
     if rng.random() < 0.03:
-        found["netDevices"] = [{"hostInterfaceName": "eth0", "name": "e"}]
+        edits["netDevices"] = [{"hostInterfaceName": "eth0", "name": "e"}]
     if rng.random() < 0.03:
-        found["intelRdt"] = {"closID": "x"}
-    return found
+        edits["intelRdt"] = {"closID": "x"}
+    return edits
 
 
 def _value(rng: random.Random, depth: int, *, odd: bool) -> Any:
-    """Return any JSON value; *odd*: also such as the launcher does not read."""
+    """Return a random JSON value; *odd*: also values that the launcher does not read."""
     kind = rng.randrange(8 if depth < 5 else 5)
     if kind == 0:
         return rng.choice((True, False, None))
@@ -377,23 +388,23 @@ def _value(rng: random.Random, depth: int, *, odd: bool) -> Any:
 
 
 def _spelled(rng: random.Random, value: Any) -> bytes:
-    """Return *value* as an engine or a person writes it."""
+    """Return *value* as JSON, formatted as by an engine or by hand."""
     how = rng.randrange(4)
     if how == 0:
         text = json.dumps(value, indent=rng.choice((None, 2, "\t")), ensure_ascii=False)
     else:
         text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     if how == 1:
-        # As Go does.
+        # Go escapes these characters.
         for character in "<>&\u2028\u2029":
             text = text.replace(character, f"\\u{ord(character):04x}")
     if how == 2:
-        text = re.sub(r"[é日本\u2028]", lambda found: f"\\u{ord(found[0]):04X}", text)
+        text = re.sub(r"[é日本\u2028]", lambda match: f"\\u{ord(match[0]):04X}", text)
     return (text + rng.choice(("", "\n", " \r\n\t"))).encode("utf-8", "surrogatepass")
 
 
 def _spoiled(rng: random.Random, data: bytes) -> bytes:
-    """Return *data* with one place changed."""
+    """Return *data* with one random change."""
     at = rng.randint(0, len(data))
     pieces = (
         b'"',
@@ -424,12 +435,15 @@ def _spoiled(rng: random.Random, data: bytes) -> bytes:
 
 
 def covered(place: Path) -> dict[str, tuple[int, int]]:
-    """Return the executed lines, and all, of what reads and answers."""
+    """Return the executed and the total number of lines of the readers and the replay."""
     done = subprocess.run(
         ["gcov", "--no-output", "--function-summaries", "replay-replay_harness"],
         cwd=place, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    found = re.findall(r"Function '(\w+)'\nLines executed:([\d.]+)% of (\d+)", done.stdout)
-    counts = {name: (round(float(share) * int(of) / 100), int(of)) for name, share, of in found}
+    summaries = re.findall(r"Function '(\w+)'\nLines executed:([\d.]+)% of (\d+)", done.stdout)
+    counts = {
+        name: (round(float(share) * int(total) / 100), int(total))
+        for name, share, total in summaries
+    }
     parts = [counts[name] for name in FUNCTIONS]
     return {"gpuruntime/launcher": (sum(a for a, _ in parts), sum(b for _, b in parts))}

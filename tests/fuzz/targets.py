@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fuzz targets: what no input may do to the loader and the injection.
+"""Fuzz targets: promises of the loader and the injection that hold for every input.
 
 Each target takes random input from a seed and raises if a promise is broken. As a program,
-`targets.py SECONDS` runs all of them for that long, from a seed that it prints.
+`targets.py SECONDS` runs each target for that time, from a seed that it prints.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from gpuruntime.request import requirements
 TREE = Path(__file__).parents[2]
 CORPUS = TREE / "tests/data/cdi"
 MAX_KILOBYTES = 200 << 10
-# One second, for a machine that does other things as well.
+# One second, with a margin for a loaded machine.
 MAX_SECONDS = 3.0
 GOOD = {
     "cdiVersion": "0.5.0",
@@ -84,7 +84,7 @@ def seeds() -> list[str]:
 
 
 def mutated(rng: random.Random, texts: list[str]) -> bytes:
-    """Return one of *texts* with some things done to its characters and bytes."""
+    """Return one of *texts* with random changes to its characters and bytes."""
     text = rng.choice(texts)
     for _ in range(rng.randint(1, 6)):
         at = rng.randrange(len(text) + 1)
@@ -114,23 +114,23 @@ def mutated(rng: random.Random, texts: list[str]) -> bytes:
 
 
 def load(rng: random.Random, texts: list[str], place: Path) -> None:
-    """Load random files beside a good one: an error each at most, and the good one is there."""
+    """Load random files beside a good one: at most one error each, and the good file is loaded."""
     files = {f"x.{rng.choice(('json', 'yaml'))}": mutated(rng, texts)}
     for name, data in files.items():
         (place / name).write_bytes(data)
     try:
-        known = registry.load(
+        specs = registry.load(
             [str(place)], may_trust=lambda _: True, decode_yaml=yamlio.decode_all
         )
-        if "good.com/card=a" not in known.devices and "good.com/card=a" not in known.conflicting:
+        if "good.com/card=a" not in specs.devices and "good.com/card=a" not in specs.conflicting:
             raise AssertionError("the good file does not load any more")
-        for path, errors in known.errors.items():
+        for path, errors in specs.errors.items():
             if len(errors) > 1 and {error.category for error in errors} != {"conflict"}:
                 raise AssertionError(f"{path}: {errors}")
             if any("\n" in error.message for error in errors if error.category == "syntax"):
                 raise AssertionError(f"{path}: an error of more than a line")
-        for device in known.devices:
-            apply(_without_nodes(known.resolve([device])), {})
+        for device in specs.devices:
+            apply(_without_nodes(specs.resolve([device])), {})
     finally:
         for name in files:
             (place / name).unlink()
@@ -141,25 +141,25 @@ def _without_nodes(edits: Any) -> Any:
 
 
 def save(rng: random.Random, texts: list[str], place: Path) -> None:
-    """Write in either form, and read back what was written."""
+    """Encode a spec as JSON and as YAML, and decode the same spec."""
     del texts, place
     spec = document.check(cdi_documents.valid(rng))
     if document.check(yamlio.decode(yaml_text.encode(spec))) != spec:
         raise AssertionError("YAML")
     text = generate.encode_json(spec)
-    for found in (registry.decode_json(text), yamlio.decode(text)):
-        if document.check(found) != spec:
+    for decoded in (registry.decode_json(text), yamlio.decode(text)):
+        if document.check(decoded) != spec:
             raise AssertionError("JSON")
 
 
 def twice(rng: random.Random, texts: list[str], place: Path) -> None:
-    """Injecting twice equals once, but for hooks and cgroup rules, which are only appended."""
+    """Assert that a second injection changes only hooks and cgroup rules, which are appended."""
     del texts
     spec = document.check(cdi_documents.valid(rng))
     path = place / "x.json"
     path.write_text(generate.encode_json(spec))
     try:
-        known = registry.load(
+        specs = registry.load(
             [str(place)], may_trust=lambda _: True, decode_yaml=yamlio.decode_all
         )
     finally:
@@ -169,19 +169,19 @@ def twice(rng: random.Random, texts: list[str], place: Path) -> None:
     config = random_config(rng)
     before = copy.deepcopy(config)
     try:
-        once = inject(known, chosen, config)
+        once = inject(specs, chosen, config)
     except CdiError as error:
         if not error.category.startswith("host-"):
             raise AssertionError(str(error)) from error
-        edits = {**known.resolve(chosen), "deviceNodes": []}
+        edits = {**specs.resolve(chosen), "deviceNodes": []}
         once = copy.deepcopy(config)
         apply(complete(edits), once)  # type: ignore[arg-type]
         again = copy.deepcopy(once)
         apply(complete(edits), again)  # type: ignore[arg-type]
     else:
-        again = inject(known, chosen, once)
+        again = inject(specs, chosen, once)
     if config != before:
-        raise AssertionError("the config that was given has changed")
+        raise AssertionError("the input config has changed")
     for result in (once, again):
         result.pop("hooks", None)
         result.get("linux", {}).get("resources", {}).pop("devices", None)
@@ -192,7 +192,7 @@ def twice(rng: random.Random, texts: list[str], place: Path) -> None:
 
 
 def _deduplicated(config: Any) -> Any:
-    """Return *config*, of devices and mounts of one path the last only: each may repeat."""
+    """Return *config* with only the last device and the last mount of each path."""
     result = copy.deepcopy(config)
     devices = result.get("linux", {}).get("devices")
     if devices:
@@ -219,7 +219,7 @@ REQUIREMENT_HOSTS = (
 
 
 def require(rng: random.Random, texts: list[str], place: Path) -> None:
-    """Check random requirements: what is malformed is so everywhere, one unmet fails them all."""
+    """Check random requirements: malformed is malformed on every host; one unmet fails all."""
     del texts, place
     strings = ["".join(rng.choices(REQUIREMENT_TOKENS, k=rng.randint(0, 9))) for _ in range(3)]
     strings[0] *= rng.choice((1, 1, 1, 400))
@@ -245,15 +245,15 @@ def require(rng: random.Random, texts: list[str], place: Path) -> None:
 
 
 def _error_of_requirements(strings: list[str], host: requirements.Facts) -> str:
-    """Return the kind of the error, or nothing; raise if too much is said."""
+    """Return the kind of the error, or ""; raise if the messages are too long."""
     try:
-        said = [escape(sentence) for sentence in requirements.check(strings, host)]
+        sentences = [escape(sentence) for sentence in requirements.check(strings, host)]
         kind = ""
     except RequestError as error:
-        said = [error.lines()]
+        sentences = [error.lines()]
         kind = error.message.partition(":")[0]
-    if sum(map(len, said)) > 8000:
-        raise AssertionError(f"says {sum(map(len, said))} characters")
+    if sum(map(len, sentences)) > 8000:
+        raise AssertionError(f"says {sum(map(len, sentences))} characters")
     return kind
 
 
@@ -266,7 +266,7 @@ MAX_NOTE_READ = 64 << 10
 
 
 def note(rng: random.Random, texts: list[str], place: Path) -> None:
-    """Read the note of a random library: little is read, and the one error comes of it at most."""
+    """Read the note of a random library: few bytes are read, and the only error is NoteError."""
     del texts, place
     content = b"".join(
         noted.note(rng.choice(NOTE_TEXTS), rng.choice((noted.OWNER, noted.OWNER, b"GNU\0", b"")))
@@ -281,7 +281,7 @@ def note(rng: random.Random, texts: list[str], place: Path) -> None:
     )
     for _ in range(rng.choice((0, 0, 1, 1, 2, 8))):
         size = rng.choice((1, 2, 4, 8))
-        # Where the numbers are: in front, and in the table at the end.
+        # The numbers are in the header and in the table at the end.
         at = rng.choice((rng.randrange(96), len(data) - 1 - rng.randrange(192)))
         number = rng.choice(NOTE_NUMBERS) & ((1 << 8 * size) - 1)
         data[at : at + size] = number.to_bytes(size, "little")
@@ -295,22 +295,22 @@ def note(rng: random.Random, texts: list[str], place: Path) -> None:
         return part
 
     try:
-        found = cuda_note.read_note(read_at)
+        contents = cuda_note.read_note(read_at)
     except cuda_note.NoteError:
-        found = None
+        contents = None
     if done > MAX_NOTE_READ:
         raise AssertionError(f"read {done} bytes")
     versions = [
         "".join(rng.choices(("575", "550", ".", ".", "08", "x", "\n"), k=3)) for _ in "abc"
     ]
-    if cuda_note.is_usable(versions[0], found, versions[1], versions[2]) and not any(
+    if cuda_note.is_usable(versions[0], contents, versions[1], versions[2]) and not any(
         cuda_note.parse_version(version) for version in versions[1:]
     ):
-        raise AssertionError(f"used with a driver that is not known: {versions}")
+        raise AssertionError(f"used with an unknown driver version: {versions}")
 
 
 def random_config(rng: random.Random) -> dict[str, Any]:
-    """Return an OCI config as engines write them, with sections missing at times."""
+    """Return an OCI config as engines write it, with random sections missing."""
     sections: dict[str, Any] = {
         "process": {"env": ["PATH=/bin", "A=user", "A=last"], "user": {"uid": 7, "gid": 8}},
         "mounts": [{"destination": "/proc", "source": "proc"}, {"destination": "/a/b/"}],
@@ -338,14 +338,14 @@ TARGETS: dict[str, tuple[Callable[[random.Random, list[str], Path], None], list[
     "launcher": (launcher.compare, []),
     "replay": (replay.compare, []),
 }
-# Of the targets in C: who tells what a run has executed.
+# The coverage functions of the targets in C.
 COVERED = {"launcher": launcher.covered, "replay": replay.covered}
-# What a run long enough must have executed of the functions of a target's modules, in percent.
+# The least coverage of the functions in the modules of a target after a long run (percent).
 LEAST_COVERED = 85
 
 
 class Result:
-    """What a target came to: how often it ran, and of its modules which lines."""
+    """The result of a target: the number of executions, and the coverage of its modules."""
 
     def __init__(self, name: str, executions: int, covered: dict[str, tuple[int, int]]) -> None:
         self.name = name
@@ -354,14 +354,14 @@ class Result:
 
     @property
     def line(self) -> str:
-        """The result in a line."""
+        """Return the result as one line."""
         parts = [f"{path} {done}/{lines}" for path, (done, lines) in self.covered.items()]
         of = f", lines covered: {', '.join(parts)}" if parts else ""
         return f"fuzz {self.name}: {self.executions} executions{of}"
 
     @property
     def percent(self) -> float:
-        """How much of its modules is covered together."""
+        """Return the coverage of all modules together, in percent."""
         done, lines = (sum(numbers) for numbers in zip(*self.covered.values(), strict=True))
         return 100 * done / lines
 
@@ -415,7 +415,7 @@ def _run_once(target: Any, seed: str, texts: list[str], place: Path) -> None:
 
 
 def main() -> None:
-    """Run every target for some seconds; exit with 1 if one covers too little of its parser."""
+    """Run every target for some seconds; exit with 1 if one fails or covers too little."""
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 30
     chosen = sys.argv[2:] or list(TARGETS)
     seed = random.SystemRandom().randrange(2**32)

@@ -78,7 +78,9 @@ def test_a_file_that_is_gone_makes_edits_stale(
         gone.symlink_to("nowhere")
     with pytest.raises(SpecError) as caught:
         stale_spec.check(edits(*made(tmp_path, "libcuda.so"), gone), str(module))
-    assert caught.value.message == f'the CDI spec is stale: it mounts "{gone}", which does not exist'
+    assert (
+        caught.value.message == f'the CDI spec is stale: it mounts "{gone}", which does not exist'
+    )
 
 
 @pytest.mark.parametrize(
