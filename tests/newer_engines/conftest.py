@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tier `newer_engines`: only for who names this directory, as `make test-newer-engines` does.
+"""The tier `newer_engines`: collected only if an argument names this directory.
 
-It needs a network once, and some hundred megabytes.
+`make test-newer-engines` does. It needs a network once, and some hundred megabytes.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ HERE = Path(__file__).parent
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
+    """Register the marker."""
     config.addinivalue_line(
         "markers", "newer_engines: engines unpacked from newer Debian suites; needs root"
     )
 
 
 def pytest_ignore_collect(config: pytest.Config) -> bool | None:
-    """Leave this directory alone unless an argument leads into it."""
+    """Ignore this directory unless an argument names a path in it."""
     paths = (
         Path(config.invocation_params.dir, str(argument).partition("::")[0])
         for argument in config.invocation_params.args

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`consumer.py ENGINE`: containers with devices of the specs that are there, by the engine's CDI.
+"""`consumer.py ENGINE`: run containers with CDI devices, injected by the engine itself.
 
-Runs as host.py leaves it: in the root directory of a newer suite, by that suite's Python.
+host.py starts it in the root directory of a newer suite, by the Python of that suite.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ Done = subprocess.CompletedProcess[str]
 
 
 def options(names: list[str]) -> list[str]:
-    """Return the options that ask for the devices *names*; these engines agree on them."""
+    """Return the options that request the devices *names*, the same for all engines."""
     return [word for name in names for word in ("--device", name)]
 
 
 class NativePodman(Podman):
-    """podman as it is."""
+    """podman without our runtime."""
 
     def __init__(self, work: Path) -> None:
         super().__init__(work, proc_driver=False)
 
     def attempt(self, names: list[str], *command: str) -> Done:
-        """Run *command* in a container that has the devices *names*."""
+        """Run *command* in a container with the devices *names*."""
         words = [*self.words(None), *options(names)]
         done = self.client("run", "--rm", *words, image.NAME, *command, check=False)
         self.settle()
@@ -45,21 +45,21 @@ class NativePodman(Podman):
 
 
 class NativeDocker(Docker):
-    """docker with its own CDI turned on, as it has to be up to 28.1."""
+    """docker with its own CDI enabled, which up to 28.1 is off by default."""
 
     settings: ClassVar[dict[str, Any]] = {"features": {"cdi": True}}
 
     def attempt(self, names: list[str], *command: str) -> Done:
-        """Run *command* in a container that has the devices *names*."""
+        """Run *command* in a container with the devices *names*."""
         words = ["--network=none", "--hostname=box", *VARIABLES, *options(names)]
         return self.client("run", "--rm", *words, image.NAME, *command, check=False)
 
 
 class NativeContainerd(Containerd):
-    """containerd by ctr, which reads CDI specs itself."""
+    """containerd through ctr, which reads CDI specs itself."""
 
     def attempt(self, names: list[str], *command: str) -> Done:
-        """Run *command* in a container that has the devices *names*."""
+        """Run *command* in a container with the devices *names*."""
         self.count += 1
         words = ["--cap-add", CAPABILITY, *VARIABLES, *options(names)]
         name = f"look-{self.count}"
@@ -70,9 +70,9 @@ ENGINES = {"podman": NativePodman, "docker": NativeDocker, "containerd": NativeC
 
 
 def consume(engine: Any) -> dict[str, Any]:
-    """Return what containers of *engine* were: with the lab's devices, with GPUs, without."""
+    """Return the results of containers of *engine*: plain, with devices of the lab, with GPUs."""
     lab = labspec.Lab(WORK)
-    found: dict[str, Any] = {"work": str(WORK)}
+    results: dict[str, Any] = {"work": str(WORK)}
     shell = ("/bin/busybox", "sh", "-c")
 
     def look(*gpus: str) -> str:
@@ -82,33 +82,33 @@ def consume(engine: Any) -> dict[str, Any]:
         return str(done.stdout)
 
     with engine.started():
-        found["plain"] = look()
-        with nothing_left(found):
+        results["plain"] = look()
+        with nothing_left(results):
             done = engine.attempt(labspec.names(), *shell, labspec.script())
-            found["seen"] = answer(done)
-            found["hooks"] = lab.hooks_seen()
+            results["seen"] = result_of(done)
+            results["hooks"] = lab.hooks_seen()
             newer = [f"{labspec.NEWER_KIND}=newer"]
-            found["newer"] = answer(engine.attempt(newer, *shell, labspec.NEWER_SCRIPT))
-            found["asked"] = look(*GPUS)
+            results["newer"] = result_of(engine.attempt(newer, *shell, labspec.NEWER_SCRIPT))
+            results["asked"] = look(*GPUS)
             done = engine.attempt([f"{labspec.KIND}=none"], *shell, "true")
-            found["unknown"] = answer(done)
-    found["namespace"] = os.readlink("/proc/self/ns/pid")
-    found["host"] = host_nodes()
-    return found
+            results["unknown"] = result_of(done)
+    results["namespace"] = os.readlink("/proc/self/ns/pid")
+    results["host"] = host_nodes()
+    return results
 
 
-def answer(done: Done) -> dict[str, Any]:
-    """Return what came of a container, for JSON."""
+def result_of(done: Done) -> dict[str, Any]:
+    """Return the result of a container, for JSON."""
     return {"status": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
 
 
 def main() -> None:
-    """Use the engine that the command line names."""
+    """Run the containers of the engine that the command line names."""
     try:
-        found = consume(ENGINES[sys.argv[1]](WORK))
+        results = consume(ENGINES[sys.argv[1]](WORK))
     except FailedError as error:
         sys.exit(f"consumer: {error}")
-    print(json.dumps(found))
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Unpack engines of newer Debian suites: `fetch.py [SUITE]…`, for `make test-newer-engines`.
 
-By apt alone, from where this machine fetches its own packages and checked against the same keys,
-with lists, cache and package state of our own below build/newer-engines. Nothing is installed and
-no maintainer script runs. Each suite becomes a root directory with all that its engines depend on,
-or a line that says why there is none: the tests are skipped with that line.
+apt fetches from the package source of this machine and checks the same keys, with its lists, cache
+and package state below build/newer-engines. Nothing is installed and no maintainer script runs.
+Each suite becomes a root directory with the engines and their dependencies, or a line with the
+reason for its absence: the tests are skipped with that line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BUILD = fetch_driver.CHECKOUT / "build" / "newer-engines"
 SUITES = ("trixie", "sid")
 PACKAGES = (
     *("podman", "conmon", "crun", "runc", "docker.io", "docker-cli", "containerd"),
-    # What runs there beside the engines: our tests' programs and hooks.
+    # Dependencies of the programs and hooks of our tests, which run there too.
     *("base-files", "busybox", "dash", "libc-bin", "python3"),
 )
 _PLANNED = re.compile(r"^Inst (\S+) \((\S+)", re.MULTILINE)
@@ -34,7 +34,7 @@ def root_of(suite: str) -> Path:
 
 
 def why_not(suite: str) -> str | None:
-    """Return why there are no engines of *suite* here, or None."""
+    """Return why the engines of *suite* are missing; None if they are unpacked."""
     if _versions(suite):
         return None
     note = _note(suite)
@@ -48,7 +48,7 @@ def version(suite: str, package: str) -> tuple[int, ...]:
 
 
 def main(suites: list[str]) -> int:
-    """Fetch each of *suites* and return the exit status: 0 also where some are not to be had."""
+    """Fetch each of *suites* and return the exit status: 0 even if a suite is unavailable."""
     unknown = set(suites) - set(SUITES)
     if unknown:
         print(f"usage: fetch.py [{'|'.join(SUITES)}]…", file=sys.stderr)
@@ -59,18 +59,18 @@ def main(suites: list[str]) -> int:
         except fetch_driver.FetchError as error:
             reason = str(error).splitlines()[0]
             _note(suite).write_text(reason)
-            kept = "; the ones from before stay" if _versions(suite) else ""
-            print(f"newer-engines: {suite}: {reason}{kept}", file=sys.stderr)
+            remark = "; the engines of the last run remain" if _versions(suite) else ""
+            print(f"newer-engines: {suite}: {reason}{remark}", file=sys.stderr)
         else:
             _note(suite).unlink(missing_ok=True)
-            found = _versions(suite)
-            shown = ", ".join(f"{name} {found[name]}" for name in PACKAGES[:7])
+            versions = _versions(suite)
+            shown = ", ".join(f"{name} {versions[name]}" for name in PACKAGES[:7])
             print(f"newer-engines: {suite}: {shown}")
     return 0
 
 
 def fetch(suite: str) -> None:
-    """Fetch and unpack the engines of *suite*, if those of today are not there already."""
+    """Fetch and unpack the engines of *suite*, unless they are up to date."""
     top = BUILD / suite
     top.mkdir(parents=True, exist_ok=True)
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
@@ -97,8 +97,8 @@ def fetch(suite: str) -> None:
 
 
 def _unpack(packages: list[Path], root: Path) -> None:
-    """Unpack *packages* into *root*, and do what maintainer scripts would and the engines need."""
-    # First the package that makes /bin, /lib and the like links into /usr.
+    """Unpack *packages* into *root*, and replace the maintainer scripts that the engines need."""
+    # First the package that makes /bin, /lib and others links into /usr.
     for package in sorted(packages, key=lambda file: not file.name.startswith("base-files_")):
         subprocess.run(["dpkg-deb", "-x", str(package), str(root)], check=True)
         package.unlink()
@@ -110,7 +110,7 @@ def _unpack(packages: list[Path], root: Path) -> None:
 
 
 def _plan(apt: fetch_driver.Apt) -> dict[str, str]:
-    """Return the version of each package that an installation on an empty machine would take."""
+    """Return the version of each package in an installation on an empty machine."""
     done = apt._run("apt-get", "-s", "--no-install-recommends", "install", *PACKAGES)
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if line.startswith("E:")]
@@ -128,12 +128,12 @@ def _note(suite: str) -> Path:
 
 
 def _versions(suite: str) -> dict[str, str]:
-    """Return the version of each package that was unpacked; nothing if none was."""
+    """Return the version of each unpacked package; an empty dict if there is none."""
     try:
-        found: dict[str, str] = json.loads(_stamp(suite).read_text())
+        versions: dict[str, str] = json.loads(_stamp(suite).read_text())
     except FileNotFoundError:
         return {}
-    return found
+    return versions
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`host.py ENGINE ROOT FORM`: have an engine below *ROOT* read specs that we write as *FORM*.
+"""`host.py ENGINE ROOT FORM`: make an engine below *ROOT* read specs that we write as *FORM*.
 
-For a simulated host with a driver root of its own. Writes the specs, makes the image, and then the
-root directory's engines are this host's: everything else of it is shown there.
+For a simulated host with its own driver root. Writes the specs, creates the image, and then enters
+the root directory of the engines, in which the directories of this host are mounted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from scenario import WORK, main, without_unified
 from cdi import generate
 
 HERE = Path(__file__).resolve().parent
-# Makes $1 the root of a mount namespace of its own, and runs the rest there.
+# Makes $1 the root of the new mount namespace, and runs the other arguments there.
 ENTER = (
     'cd "$1" && shift && pivot_root . tmp && cd / && '
     'exec /bin/busybox sh -ec \'busybox umount -l /tmp; exec "$@"\' sh "$@"'
@@ -33,7 +33,7 @@ ENTER = (
 
 
 def prepare(form: str) -> None:
-    """Write the specs and make the image, with the machine's own programs."""
+    """Write the specs and create the image, with the programs of the machine."""
     lab.LAB.prepare()
     spec = generate.spec(labspec.KIND, lab.LAB.devices(), lab.LAB.common())
     lab.save(f"lab.{form}", spec)
@@ -46,13 +46,13 @@ def prepare(form: str) -> None:
         *(BIN / "gpuruntime", "cdi", "generate", "--output", f"{lab.STATIC}/nvidia.{form}"),
         *("--driver-root", driver, "--dev-root", "/"),
     )
-    # Where the compiler is to look for libcuda too.
+    # A further directory in which the compiler looks up libcuda.
     os.environ["LIBRARY_PATH"] = f"{driver}/usr/lib/{platform.machine()}-linux-gnu"
     image.archive_in(WORK)
 
 
 def enter(root: Path, engine: str) -> NoReturn:
-    """Become the program that uses *engine*, in the engines' own root."""
+    """Execute consumer.py for *engine* in the root of the engines."""
     without_unified()
     new = WORK / "newer" / "root"
     for name in ("root", "upper", "scratch"):
@@ -62,7 +62,7 @@ def enter(root: Path, engine: str) -> NoReturn:
     for path in ("/dev", "/proc", "/sys", "/run", lab.STATIC, str(TREE)):
         (target := Path(f"{new}{path}")).mkdir(parents=True, exist_ok=True)
         run("mount", "--rbind", path, target)
-    # Another interpreter shall not leave its bytecode there.
+    # Read-only: the other interpreter must not write its bytecode there.
     run("mount", "-o", "remount,bind,ro", f"{new}{TREE}")
     inside = ["/usr/bin/python3", "-B", str(HERE / "consumer.py"), engine]
     command = ["unshare", "--mount", "--propagation=private", "sh", "-ec", ENTER, "sh", str(new)]
@@ -70,7 +70,7 @@ def enter(root: Path, engine: str) -> NoReturn:
 
 
 def play(engine: str, root: str, form: str) -> dict[str, Any]:
-    """Prepare the host, and leave the rest to consumer.py."""
+    """Prepare the host and execute consumer.py."""
     prepare(form)
     enter(Path(root), engine)
 

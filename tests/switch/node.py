@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node as it is with the incumbent: its config.toml, its CDI specs, the configs of engines.
+"""A node with the incumbent: its config.toml, its CDI specs, the configs of engines.
 
-The files are written as the incumbent's package and its `runtime configure` write them, among
-settings of the operator's own. Instead of its programs there are stand-ins that add nothing.
+The files are as the package of the incumbent and its `runtime configure` write them, with settings
+of the operator. Stand-ins that add nothing replace its programs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ HOOKS = (f"{RUNTIME}-hook", "nvidia-container-toolkit", "nvidia-cdi-hook", "nvid
 CONFIG = Path(f"/etc/{RUNTIME}/config.toml")
 DAEMON = Path("/etc/docker/daemon.json")
 CONTAINERD = Path("/etc/containerd/config.toml")
-# Of version 3, which another containerd reads.
+# Of version 3, which only containerd 2 reads.
 CONTAINERD_3 = Path("/etc/containerd-3/config.toml")
 CRIO = Path("/etc/crio/crio.conf")
 CRIO_DROP_IN = Path("/etc/crio/crio.conf.d/99-nvidia.toml")
 PODMAN = Path("/etc/containers/containers.conf")
 SPEC = Path("/etc/cdi/nvidia.yaml")
-# Of an older version: its hooks are the tool itself, and have no environment of their own.
+# Of an older version: its hooks run the tool itself, without an environment.
 OLD_SPEC = Path("/var/run/cdi/nvidia-old.yaml")
 KIND, OLD_KIND = "nvidia.com/gpu", "old.nvidia.com/gpu"
 VERSION = "550.163.01"
@@ -99,7 +99,7 @@ DAEMON_TEXT = """\
         }
     }
 }"""
-# The first lines are the operator's; the import is the incumbent's.
+# The first lines belong to the operator; the import belongs to the incumbent.
 _CONTAINERD_TEXT = """\
 imports = ["@HERE@/conf.d/*.toml"]
 root = "@WORK@/root"
@@ -142,7 +142,7 @@ _CRI = {
           SystemdCgroup = false""",
 }
 _PLUGIN = {2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
-# A copy of all settings of the plugin, and the runtime.
+# A copy of all settings of the plugin, with the runtime added.
 _DROP_IN_TEXT = """\
 version = @VERSION@
 
@@ -189,7 +189,7 @@ nvidia = ["/usr/bin/nvidia-container-runtime"]
 
 
 def containerd_texts(version: int, here: Path, work: Path, pause: str) -> tuple[str, str]:
-    """Return the main file and the drop-in of a containerd's config in the directory *here*."""
+    """Return the main file and the drop-in of a containerd config in the directory *here*."""
     values = {
         "CRI": _CRI[version],
         "PLUGIN": _PLUGIN[version],
@@ -199,7 +199,7 @@ def containerd_texts(version: int, here: Path, work: Path, pause: str) -> tuple[
         "PAUSE": pause,
     }
     main, drop_in = _CONTAINERD_TEXT, _DROP_IN_TEXT
-    # The first value has some of the others in it.
+    # The first value contains placeholders of the others.
     for name, value in values.items():
         main = main.replace(f"@{name}@", value)
         drop_in = drop_in.replace(f"@{name}@", value)
@@ -207,7 +207,7 @@ def containerd_texts(version: int, here: Path, work: Path, pause: str) -> tuple[
 
 
 def _links() -> list[str]:
-    """Return what the create-symlinks hook of the incumbent is told of these libraries."""
+    """Return the links that the create-symlinks hook of the incumbent creates."""
     named = [
         f"{name}.so.{VERSION}::{LIBRARIES}/{name}.so.1"
         for name in ("libcuda", "libnvidia-ml", "libnvidia-ptxjitcompiler")
@@ -216,9 +216,9 @@ def _links() -> list[str]:
 
 
 def hooks(program: Path, *, env: bool) -> list[dict[str, Any]]:
-    """Return the hooks of a CDI spec of the incumbent's form, whose program is *program*.
+    """Return the hooks of a CDI spec in the form of the incumbent, which run *program*.
 
-    Without *env* they have no environment of their own, as older versions wrote them.
+    Without *env* they have no environment, as in older versions.
     """
     words = [program.name, *(["hook"] if program.name == "nvidia-ctk" else [])]
     steps = {
@@ -241,15 +241,15 @@ def hooks(program: Path, *, env: bool) -> list[dict[str, Any]]:
 
 
 def spec_text(kind: str, hook_list: list[dict[str, Any]]) -> str:
-    """Return a CDI spec of the incumbent's form with these hooks."""
-    found = sorted(Path(LIBRARIES).glob(f"lib*.so.{VERSION}"))
+    """Return a CDI spec in the form of the incumbent with *hook_list*."""
+    libraries = sorted(Path(LIBRARIES).glob(f"lib*.so.{VERSION}"))
     mounts = [
         {
             "hostPath": str(path),
             "containerPath": str(path),
             "options": ["ro", "nosuid", "nodev", "rbind", "rprivate"],
         }
-        for path in (*found, Path("/usr/bin/nvidia-smi"))
+        for path in (*libraries, Path("/usr/bin/nvidia-smi"))
     ]
     devices = [(str(gpu), [f"nvidia{gpu}"]) for gpu in GPUS]
     devices.append(("all", [f"nvidia{gpu}" for gpu in GPUS]))
@@ -274,7 +274,7 @@ def spec_text(kind: str, hook_list: list[dict[str, Any]]) -> str:
 
 
 def _yaml(document: Any, indent: str = "") -> str:
-    """Return *document* in block style, indented by four as the incumbent's; scalars are JSON."""
+    """Return *document* in block style, indented by four like the incumbent; scalars are JSON."""
     lines = []
     if isinstance(document, dict):
         for name, value in document.items():
@@ -291,7 +291,7 @@ def _yaml(document: Any, indent: str = "") -> str:
 
 
 def write(work: Path, pause: str) -> list[Path]:
-    """Write all files of the node but the programs, and return their paths."""
+    """Write all files of the node except the programs, and return their paths."""
     texts = {
         CONFIG: CONFIG_TEXT,
         DAEMON: DAEMON_TEXT,
@@ -312,9 +312,9 @@ def write(work: Path, pause: str) -> list[Path]:
 
 
 def put_stand_ins(calls: Path) -> None:
-    """Put programs of the incumbent's names in their place; they note their calls in *calls*.
+    """Write stand-ins for the programs of the incumbent; they record their calls in *calls*.
 
-    The runtimes are the low-level runtime, the hooks do nothing.
+    The runtimes execute the low-level runtime; the hooks do nothing.
     """
     for name in RUNTIMES:
         text = f'#!/bin/sh\necho {name} >> "{calls}"\nexec runc "$@"\n'
@@ -326,13 +326,13 @@ def put_stand_ins(calls: Path) -> None:
 
 
 def remove_stand_ins() -> None:
-    """Remove them, as the removal of the incumbent's package does; its config stays."""
+    """Remove the stand-ins, as the removal of the package does; the config stays."""
     for name in (*RUNTIMES, *HOOKS):
         (PROGRAMS / name).unlink()
 
 
 def digests(paths: list[Path]) -> dict[str, str]:
-    """Return path → SHA-256 of the files *paths*, "" for one that is not there."""
+    """Return path → SHA-256 of the files *paths*; "" for a missing file."""
     return {
         str(path): hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
         for path in paths
@@ -340,14 +340,14 @@ def digests(paths: list[Path]) -> dict[str, str]:
 
 
 def tree(*tops: str) -> dict[str, str]:
-    """Return path → what is there, of everything below *tops*."""
-    found = {}
+    """Return path → mode, owner and size of everything below *tops*."""
+    entries = {}
     for top in tops:
         for directory, names, others in os.walk(top):
             for name in (*names, *others):
                 path = os.path.join(directory, name)
                 status = os.lstat(path)
-                # A directory's size and time tell of files that came and went again.
+                # The size of a directory changes with files that were created and removed.
                 size = "" if os.path.isdir(path) else status.st_size
-                found[path] = f"{status.st_mode:o} {status.st_uid} {size}"
-    return found
+                entries[path] = f"{status.st_mode:o} {status.st_uid} {size}"
+    return entries

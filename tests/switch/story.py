@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`story.py story`: on the simulated host, a node goes from the incumbent to us and back.
+"""`story.py story`: on the simulated host, switch a node from the incumbent to us and back.
 
 Prints one JSON object, as scenario.py of tests/containers. Engines read their usual files below
-/etc, which are this host's own; their sockets and what they keep are below WORK.
+/etc of the simulated host; their sockets and their state are below WORK.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ CALLS = WORK / "calls"
 DEVICES = "1,3"
 PAGE = TREE / "docs" / "switch.md"
 REFUSED = "was not installed by us"
-# What the page leaves out: a containerd with another config.
+# Not on the page: a containerd with another config.
 VERSION_3 = ("runtime", "configure", "--runtime=containerd", f"--config={node.CONTAINERD_3}")
-# In forms that the incumbent's tool takes.
+# Option forms that the tool of the incumbent accepts.
 GENERATE = ("cdi", "generate", "-format=json", "-device-id", "0", "--no-all-device=true")
 
 Way = Callable[[], str]
 
 
 class NodeDocker(Docker):
-    """A dockerd that reads the node's daemon.json."""
+    """A dockerd that reads the daemon.json of the node."""
 
     @contextlib.contextmanager
     def started(self) -> Iterator[None]:
-        """Run dockerd, with the image loaded, while in the context."""
+        """Run dockerd, with the image loaded, within the context."""
         command = [
             *("dockerd", "-H", self.socket, "--data-root", self.work / "data"),
             *("--exec-root", self.work / "exec", "--pidfile", self.work / "docker.pid"),
@@ -59,9 +59,9 @@ class NodeDocker(Docker):
             yield
 
     def by(self, runtime: str, devices: str | None, *words: str) -> str:
-        """Return what the probe prints in a container of *runtime*, "" for the default."""
-        asked = [] if devices is None else [f"NVIDIA_VISIBLE_DEVICES={devices}"]
-        variables = [word for entry in asked for word in ("--env", entry)]
+        """Return the output of the probe in a container of *runtime*; "" is the default."""
+        request = [] if devices is None else [f"NVIDIA_VISIBLE_DEVICES={devices}"]
+        variables = [word for entry in request for word in ("--env", entry)]
         named = [f"--runtime={runtime}"] if runtime else []
         return self.client(
             *("run", "--rm", "--network=none", *named, *variables, *words),
@@ -70,25 +70,25 @@ class NodeDocker(Docker):
 
     @contextlib.contextmanager
     def running_on(self) -> Iterator[str]:
-        """Have a container of the runtime `nvidia` while in the context; return its name."""
+        """Run a container of the runtime `nvidia` within the context; return its name."""
         sleep = (image.NAME, "/bin/busybox", "sleep", "1000")
         name = "runs-on"
         self.client("run", "-d", "--network=none", "--runtime=nvidia", "--name", name, *sleep)
         yield name
-        # Each by the runtime that is there by now.
+        # Each command uses the runtime that is configured now.
         self.client("stop", "-t", "0", name)
         self.client("start", name)
         self.client("rm", "-f", name)
 
 
 class NodeKubelet(Kubelet):
-    """A containerd that reads the node's config.toml; its pods are of the runtime *handler*."""
+    """A containerd that reads the config.toml of the node; its pods use the runtime *handler*."""
 
     handler = ""
 
     @contextlib.contextmanager
     def started(self) -> Iterator[None]:
-        """Run containerd, with both images imported, while in the context."""
+        """Run containerd, with both images imported, within the context."""
         archives = [image.archive_in(self.work), self.work / "pause.tar"]
         if not archives[1].exists():
             image.make_archive(self.work / "image", archives[1], image.PAUSE, SLEEP)
@@ -103,7 +103,7 @@ class NodeKubelet(Kubelet):
 
     @contextlib.contextmanager
     def pod(self, *, plain: bool = False) -> Iterator[tuple[Pod, str]]:
-        """Have a pod with its sandbox, of `handler`, while in the context."""
+        """Run a pod with its sandbox, by `handler`, within the context."""
         del plain
         self.count += 1
         name = f"pod-{self.count}"
@@ -117,12 +117,12 @@ class NodeKubelet(Kubelet):
             remove_groups(pod.parent)
 
     def by(self, handler: str) -> str:
-        """Return what the probe prints as the container of a pod of the runtime *handler*."""
+        """Return the output of the probe in a pod of the runtime *handler*."""
         self.handler = handler
         return self.run(DEVICES)
 
     def ctr(self, program: Path) -> str:
-        """Return what the probe prints in a container that ctr has *program* run."""
+        """Return the output of the probe in a container that ctr runs by *program*."""
         self.count += 1
         variables = [word for entry in environment(DEVICES) for word in ("--env", entry)]
         return self.client(
@@ -132,9 +132,9 @@ class NodeKubelet(Kubelet):
 
 
 class OldHooks(Bundle):
-    """Bundles with the hooks of an old spec; the image preloads a library, which leaves a mark.
+    """Bundles with the hooks of an old spec, and an image that sets LD_PRELOAD for hooks.
 
-    runc before 1.3 gives such hooks the environment of the image.
+    runc before 1.3 gives such hooks the environment of the image. The library leaves a mark.
     """
 
     def __init__(self, work: Path, program: Path) -> None:
@@ -148,7 +148,7 @@ class OldHooks(Bundle):
         )
 
     def case(self) -> dict[str, Any]:
-        """Start a container by runc alone; return what came of it, and of the host."""
+        """Start a container by runc alone; return its result, and whether the mark exists."""
         done = self.create(None, plain=True, more=["LD_PRELOAD=/proc/self/cwd/mark.so"])
         link = self.last / "rootfs" / node.LIBRARIES[1:] / "libcuda.so"
         return {
@@ -163,17 +163,17 @@ class OldHooks(Bundle):
         shutil.copy(self.library, self.last / "rootfs" / "mark.so")
         path = self.last / "config.json"
         config = json.loads(path.read_text())
-        listed = [
+        old_hooks = [
             {name: value for name, value in hook.items() if name != "hookName"}
             for hook in node.hooks(self.program, env=False)
         ]
-        config["hooks"]["createContainer"] = listed
+        config["hooks"]["createContainer"] = old_hooks
         path.write_text(json.dumps(config))
         return self.last
 
 
 class Node:
-    """The node, its engines, and what was seen of both."""
+    """The node, its engines, and the results of each step."""
 
     def __init__(self) -> None:
         self.files = node.write(WORK / "containerd", image.PAUSE)
@@ -187,27 +187,27 @@ class Node:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Run the engines that are daemons while in the context."""
+        """Run the engines that are daemons within the context."""
         with self.docker.started(), self.kubelet.started():
             yield
 
     def step(self, name: str, ways: dict[str, Way]) -> None:
-        """Start a container in each of *ways*, and note what came of it."""
-        found = {}
+        """Start a container in each of *ways*, and record its result."""
+        results = {}
         for way, start in ways.items():
             CALLS.unlink(missing_ok=True)
             try:
-                answer = {"output": start()}
+                result = {"output": start()}
             except FailedError as error:
-                answer = {"error": str(error)}
+                result = {"error": str(error)}
             calls = CALLS.read_text().split() if CALLS.exists() else []
-            found[way] = {**answer, "stand-ins": len(calls)}
-        self.steps[name] = found
+            results[way] = {**result, "stand-ins": len(calls)}
+        self.steps[name] = results
         self.digests[name] = node.digests(self.files)
         self.containerd_2[name] = runtimes_of_containerd_2()
 
     def incumbent_ways(self) -> dict[str, Way]:
-        """Return the ways in which this node starts containers, by the incumbent's names."""
+        """Return the ways in which this node starts containers by the names of the incumbent."""
         docker, kubelet = self.docker, self.kubelet
         return {
             "docker run --runtime nvidia": lambda: docker.by("nvidia", DEVICES),
@@ -228,7 +228,7 @@ class Node:
         }
 
     def our_ways(self) -> dict[str, Way]:
-        """Return the ways by our own names, when the engines know them."""
+        """Return the ways by our own names, for engines that are configured for them."""
         docker, kubelet = self.docker, self.kubelet
         drop_in = node.CRIO_DROP_IN.with_name("99-gpuruntime.toml")
         return {
@@ -240,14 +240,14 @@ class Node:
         }
 
     def by_crio(self, drop_in: Path, name: str) -> str:
-        """Return what the probe prints as a container of CRI-O's runtime *name* in *drop_in*."""
+        """Return the output of the probe in a container of the runtime *name* in *drop_in*."""
         document = tomllib.loads(drop_in.read_text())
         program = document["crio"]["runtime"]["runtimes"][name]["runtime_path"]
         self.crio.lowlevel = program
         return self.crio.run(DEVICES, plain=True)
 
     def by_podman(self, runtime: str = "", *, device: str = "") -> str:
-        """Return what the probe prints in a container of *runtime*, or with *device* of CDI."""
+        """Return the output of the probe in a container of *runtime*, or with the CDI *device*."""
         words = self.podman.words(None)
         if device:
             words += [
@@ -260,16 +260,16 @@ class Node:
 
 
 def place(name: str) -> Path:
-    """Return a new directory for what an engine keeps."""
+    """Create and return the state directory of an engine."""
     path = WORK / name
     path.mkdir()
     return path
 
 
 def runtimes_of_containerd_2() -> dict[str, str] | None:
-    """Return name → program of the runtimes that a containerd 2 finds, None if it is not here.
+    """Return name → program of the runtimes of containerd 2; None if it is not installed.
 
-    It reads the node's config of version 3. `make test-newer-engines` brings it.
+    It reads the version 3 config of the node. `make test-newer-engines` installs it.
     """
     root = TREE / "build" / "newer-engines" / "sid" / "root"
     loaders = [*root.glob("usr/lib64/ld-linux-*.so.2"), *root.glob("usr/lib/ld-linux-*.so.1")]
@@ -279,12 +279,12 @@ def runtimes_of_containerd_2() -> dict[str, str] | None:
     program = root / "usr/bin/containerd"
     words = ("--library-path", libraries, program, "--config", node.CONTAINERD_3)
     document = tomllib.loads(run(loaders[0], *words, "config", "dump").stdout)
-    known = document["plugins"]["io.containerd.cri.v1.runtime"]["containerd"]["runtimes"]
-    return {name: table["options"].get("BinaryName", "") for name, table in known.items()}
+    runtimes = document["plugins"]["io.containerd.cri.v1.runtime"]["containerd"]["runtimes"]
+    return {name: table["options"].get("BinaryName", "") for name, table in runtimes.items()}
 
 
 def follow(section: str) -> list[dict[str, str]]:
-    """Do what *section* of the page has operators do; return each command, and what it says."""
+    """Run the commands in *section* of the page; return each command and its output."""
     (text,) = re.findall(rf"(?ms)^## {section}\n(.*?)(?=^## |\Z)", PAGE.read_text())
     done = []
     for block in re.findall(r"(?s)```console\n(.*?)```", text):
@@ -292,80 +292,80 @@ def follow(section: str) -> list[dict[str, str]]:
             command, _, expected = part.partition("\n")
             if command.startswith("make install") and REFUSED not in expected:
                 node.remove_stand_ins()
-            said = run("sh", "-c", f"{command} 2>&1", cwd=TREE, check=False).stdout
-            done.append({"command": command, "expected": expected, "said": said})
+            output = run("sh", "-c", f"{command} 2>&1", cwd=TREE, check=False).stdout
+            done.append({"command": command, "expected": expected, "said": output})
     return done
 
 
-def tell(program: str, *words: str, check: bool = True) -> dict[str, Any]:
-    """Return what the installed *program* says."""
+def call(program: str, *words: str, check: bool = True) -> dict[str, Any]:
+    """Return the result of the installed *program*."""
     done = run(node.PROGRAMS / program, *words, check=check)
     return {"status": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
 
 
 def story() -> dict[str, Any]:
-    """Go from the incumbent to us, by our own names as well, and back."""
+    """Switch from the incumbent to us, also by our own names, and back."""
     without_unified()
-    # What an outer make tells its children is not for those of the page.
+    # The variables of an outer make must not reach the commands of the page.
     for name in [name for name in os.environ if name.startswith("MAKE")]:
         del os.environ[name]
     os.environ |= {"PYTHON": sys.executable, "GPURUNTIME_STATE_DIRECTORY": str(STATE)}
-    found: dict[str, Any] = {"page": {}}
+    results: dict[str, Any] = {"page": {}}
     node.put_stand_ins(CALLS)
-    here = Node()
-    with here.running():
-        here.podman.client("load", "--input", image.archive_in(here.podman.work))
-        here.step("incumbent", here.incumbent_ways())
-        # By now engines have made what they keep below /etc.
+    test_node = Node()
+    with test_node.running():
+        test_node.podman.client("load", "--input", image.archive_in(test_node.podman.work))
+        test_node.step("incumbent", test_node.incumbent_ways())
+        # After the engines have created their own files below /etc.
         before = node.tree("/usr", "/etc")
-        with here.docker.running_on() as container:
-            found["page"]["Switch"] = follow("Switch")
-            found["runs on"] = here.docker.client("exec", container, *image.LOOK).stdout
-        here.step("switched", here.incumbent_ways())
-        found["by runc"] = here.docker.by("runc", None, "--gpus", f'"device={DEVICES}"')
-    found["old hooks"] = OldHooks(place("old"), node.PROGRAMS / "nvidia-ctk").case()
-    # The command line, of which an image must be nothing to see.
+        with test_node.docker.running_on() as container:
+            results["page"]["Switch"] = follow("Switch")
+            results["runs on"] = test_node.docker.client("exec", container, *image.LOOK).stdout
+        test_node.step("switched", test_node.incumbent_ways())
+        results["by runc"] = test_node.docker.by("runc", None, "--gpus", f'"device={DEVICES}"')
+    results["old hooks"] = OldHooks(place("old"), node.PROGRAMS / "nvidia-ctk").case()
+    # The command line instead of the hook program: an image can influence it.
     weak = Path("/usr/lib/gpuruntime/nvidia-ctk")
-    found["weak hooks"] = OldHooks(place("weak"), weak).case()
-    found["told"] = told()
-    found["page"]["Our own names"] = follow("Our own names beside them")
-    tell("gpuruntime", *VERSION_3)
-    with here.running():
-        here.step("by our names", {**here.our_ways(), **here.incumbent_ways()})
-    tell("gpuruntime", *VERSION_3, "--undo")
-    found["page"]["Switch back"] = follow("Switch back")
-    found["records left"] = STATE.exists()
+    results["weak hooks"] = OldHooks(place("weak"), weak).case()
+    results["told"] = tool_results()
+    results["page"]["Our own names"] = follow("Our own names beside them")
+    call("gpuruntime", *VERSION_3)
+    with test_node.running():
+        test_node.step("by our names", {**test_node.our_ways(), **test_node.incumbent_ways()})
+    call("gpuruntime", *VERSION_3, "--undo")
+    results["page"]["Switch back"] = follow("Switch back")
+    results["records left"] = STATE.exists()
     node.put_stand_ins(CALLS)
-    with here.running():
-        here.step("switched back", here.incumbent_ways())
-    found["left"] = difference(before, node.tree("/usr", "/etc"))
+    with test_node.running():
+        test_node.step("switched back", test_node.incumbent_ways())
+    results["left"] = difference(before, node.tree("/usr", "/etc"))
     return {
-        **found,
-        "steps": here.steps,
-        "digests": here.digests,
-        "containerd 2": here.containerd_2,
+        **results,
+        "steps": test_node.steps,
+        "digests": test_node.digests,
+        "containerd 2": test_node.containerd_2,
     }
 
 
-def told() -> dict[str, Any]:
-    """Return what the programs say by the incumbent's names."""
-    found: dict[str, Any] = {
-        "runtime version": tell(node.RUNTIME, "--version"),
-        "hook version": tell(f"{node.RUNTIME}-hook", "-version"),
-        "quiet": tell("nvidia-ctk", "--quiet", "config", f"--config-file={node.CONFIG}"),
-        "list": tell("nvidia-ctk", "cdi", "list"),
-        "generate": tell("nvidia-ctk", *GENERATE),
-        "generate as of old": tell("nvidia-ctk", *GENERATE, "--nvidia-ctk-path=nvidia-ctk"),
+def tool_results() -> dict[str, Any]:
+    """Return the results of the programs by the names of the incumbent."""
+    results: dict[str, Any] = {
+        "runtime version": call(node.RUNTIME, "--version"),
+        "hook version": call(f"{node.RUNTIME}-hook", "-version"),
+        "quiet": call("nvidia-ctk", "--quiet", "config", f"--config-file={node.CONFIG}"),
+        "list": call("nvidia-ctk", "cdi", "list"),
+        "generate": call("nvidia-ctk", *GENERATE),
+        "generate as of old": call("nvidia-ctk", *GENERATE, "--nvidia-ctk-path=nvidia-ctk"),
     }
-    # As the incumbent has configured them, they are configured.
+    # Engines that the incumbent configured are configured.
     for engine in ("docker", "containerd", "crio"):
         words = ("runtime", "configure", "--runtime", engine, "--check")
-        found[f"check {engine}"] = tell("nvidia-ctk", *words, check=False)
-    return found
+        results[f"check {engine}"] = call("nvidia-ctk", *words, check=False)
+    return results
 
 
 def difference(before: dict[str, str], after: dict[str, str]) -> list[str]:
-    """Return what is not as it was."""
+    """Return the differences between *before* and *after*."""
     return sorted(
         f"{path} {before.get(path)} {after.get(path)}"
         for path in before.keys() | after.keys()
