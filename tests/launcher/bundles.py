@@ -11,13 +11,13 @@ from launcher.conftest import VERSION
 if TYPE_CHECKING:
     from launcher.conftest import Bench
 
-# Not those of gpuruntime.request.parse: what the launcher does with words, whichever they are.
+# Independent of gpuruntime.request.parse: the launcher treats all words alike.
 WORDS = ("NVIDIA_", "nvidia.com/", "createContainer", "cdi.k8s.io/")
 PASSED = '{"ociVersion": "1.0.2", "process": {"env": ["PATH=/bin"]}}'
 
 
 def write_config(bench: Bench, name: str = "etc/gpuruntime/config.toml") -> Path:
-    """Write a config file that the launcher will find."""
+    """Write a config file where the launcher looks for it."""
     path = bench.path(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("# never read here\n")
@@ -27,17 +27,17 @@ def write_config(bench: Bench, name: str = "etc/gpuruntime/config.toml") -> Path
 def companion_text(
     config: Path | None, *runtimes: str, words: tuple[str, ...] | None = WORDS
 ) -> str:
-    """Return the companion for the file *config* as it is now, None for no config file.
+    """Return the companion for the current file *config*; None: no config file exists.
 
-    Creates are passed unless one of *words* is in config.json; none of them if that is None.
+    Creates pass unless config.json contains one of *words*; with None no create passes.
     """
     lines = [f"gpuruntime-launcher 3 {VERSION}"]
     if config is None:
         lines.append("missing")
     else:
-        found = config.stat()
-        numbers = (found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-        stamp = " ".join(map(str, (found.st_dev, found.st_ino, *numbers)))
+        status = config.stat()
+        numbers = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        stamp = " ".join(map(str, (status.st_dev, status.st_ino, *numbers)))
         lines += [f"config {config}", f"stat {stamp}"]
     lines += [f"runtime {runtime}" for runtime in runtimes]
     lines.append("creates python" if words is None else "creates pass")
@@ -54,7 +54,7 @@ def write_companion(bench: Bench, text: str) -> Path:
 
 
 def write_bundle(bench: Bench, data: bytes | str = PASSED, name: str = "config.json") -> Path:
-    """Return a bundle whose config.json has *data*."""
+    """Create and return a bundle whose config.json contains *data*."""
     bundle = bench.path("other/bundle")
     bundle.mkdir(parents=True, exist_ok=True)
     (bundle / name).write_bytes(data.encode() if isinstance(data, str) else data)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the launcher with test constants, and recorders for what it may become."""
+"""Build the launcher with test constants, and recorders in place of the programs it executes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ HOOK_NAMES = (
     *("gpu-cdi-hook", "gpu-container-runtime-hook", "nvidia-cdi-hook"),
     *("nvidia-container-runtime-hook", "nvidia-container-toolkit"),
 )
-# Each of these becomes the next by exec, so that the pid stays the one that was started.
+# Each of these executes the next, so that the PID does not change.
 OWN_RUN = (
     *("/usr/bin/unshare", "--mount", "--propagation", "private", "/bin/sh", "-c"),
     *('/usr/bin/mount -t tmpfs run /run && exec /usr/bin/env -u PWD "$@"', "sh"),
@@ -52,7 +52,7 @@ LIBRARY = "/library"
 
 
 def compile_c(source: Path, output: Path, *options: str, cc: str = "gcc") -> None:
-    """Compile one C file; the compiler's own words are the failure message."""
+    """Compile one C file; assert success with the output of the compiler."""
     command = [cc, *options, "-o", str(output), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
@@ -65,7 +65,7 @@ def constants(**values: str) -> list[str]:
 
 @dataclass
 class Record:
-    """What a recording program saw, by part."""
+    """The output of a recording program, by part."""
 
     parts: dict[str, bytes]
 
@@ -83,39 +83,39 @@ class Record:
 
     @property
     def arguments(self) -> list[bytes]:
-        """The argument list with argv[0]."""
+        """Return the argument list with argv[0]."""
         return self.parts["cmdline"].split(b"\0")[:-1]
 
     @property
     def environment(self) -> list[bytes]:
-        """The environment block, entry by entry in its order."""
+        """Return the entries of the environment block, in order."""
         return self.parts["environ"].split(b"\0")[:-1]
 
     @property
     def status(self) -> dict[str, str]:
-        """The fields of /proc/self/status."""
+        """Return the fields of /proc/self/status."""
         lines = self.parts["status"].decode().splitlines()
         return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
     @property
     def descriptors(self) -> dict[int, tuple[int, int, str]]:
-        """Number → position, flags and target of each open descriptor."""
-        found = {}
+        """Return the open descriptors: number → position, flags and target."""
+        descriptors = {}
         for line in self.parts["fds"].decode("utf-8", "surrogateescape").splitlines():
             number, position, flags, target = line.split(" ", 3)
-            found[int(number)] = int(position), int(flags, 8), target
-        return found
+            descriptors[int(number)] = int(position), int(flags, 8), target
+        return descriptors
 
     @property
     def process(self) -> dict[str, int]:
-        """The ids of the process and its parent-death signal."""
+        """Return the ids of the process and its parent-death signal."""
         lines = self.parts["process"].decode().splitlines()
         return {name: int(value) for name, value in (line.split() for line in lines)}
 
 
 @dataclass
 class Outcome:
-    """How one start ended: exit code, output, and who recorded it, if anybody."""
+    """The result of one start: exit code, output, and records of the executed program."""
 
     returncode: int
     pid: int
@@ -125,30 +125,30 @@ class Outcome:
 
     @property
     def who(self) -> str | None:
-        """Which program the launcher became; at most one can have been it."""
+        """Return the program that the launcher executed, None for none; assert at most one."""
         assert len(self.records) <= 1, self.records.keys()
         return next(iter(self.records), None)
 
     @property
     def record(self) -> Record:
-        """The record of that program."""
+        """Return the record of the executed program; assert that there is one."""
         assert self.records, self.stderr.decode(errors="replace")
         return next(iter(self.records.values()))
 
 
 @dataclass
 class Workshop:
-    """The built programs below one directory that belongs to this test session."""
+    """The built programs below the directory of this test session."""
 
     root: Path
     built: dict[str, Path] = field(default_factory=dict)
 
     def path(self, name: str) -> Path:
-        """Return a path below the session's directory."""
+        """Return a path below the directory of the session."""
         return self.root / name
 
     def fixed(self) -> dict[str, str]:
-        """Return the constants of a launcher whose every outcome is a recording program."""
+        """Return the constants of a launcher that executes only recording programs."""
         return {
             "LIBDIR": LIBRARY,
             "PYTHON": str(self.path("python")),
@@ -163,7 +163,7 @@ class Workshop:
     def compile_launcher(
         self, output: Path, *, cc: str = "gcc", extra: tuple[str, ...] = (), **changed: str
     ) -> None:
-        """Compile the launcher as the Makefile does, but for its constants."""
+        """Compile the launcher as the Makefile does, except for its constants."""
         values = constants(**{**self.fixed(), **changed})
         compile_c(LAUNCHER, output, *FREESTANDING, *extra, *values, cc=cc)
 
@@ -187,16 +187,16 @@ class Workshop:
 
 @dataclass
 class Bench:
-    """One test's view: clean directories, programs to start, their records."""
+    """The directories, programs and records of one test."""
 
     workshop: Workshop
 
     def path(self, name: str) -> Path:
-        """Return a path below the session's directory."""
+        """Return a path below the directory of the session."""
         return self.workshop.path(name)
 
     def put(self, name: str) -> Path:
-        """Put a recording program at *name*."""
+        """Copy a recording program to *name*."""
         path = self.path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(self.path("recorder"), path)
@@ -216,12 +216,12 @@ class Bench:
         cwd: str | None = None,
         own_run: bool = False,
     ) -> Outcome:
-        """Start *command* as a caller with *habits* does, and collect what was recorded.
+        """Start *command* as a caller with *habits* does, and return the outcome with its records.
 
-        With *own_run*, /run is an empty file system of its own, which goes away with the process.
+        With *own_run*, /run is an empty tmpfs that ends with the process.
         """
-        for old in self.workshop.root.rglob("*.record"):
-            old.unlink()
+        for old_record in self.workshop.root.rglob("*.record"):
+            old_record.unlink()
         executable = program or os.fsdecode(command[0])
         with subprocess.Popen(
             [
@@ -239,11 +239,11 @@ class Bench:
             except subprocess.TimeoutExpired:
                 child.kill()
                 raise
-        found = {
+        records = {
             str(path.relative_to(self.workshop.root)).removesuffix(".record"): Record.read(path)
             for path in self.workshop.root.rglob("*.record")
         }
-        return Outcome(child.returncode, child.pid, stdout, stderr, found)
+        return Outcome(child.returncode, child.pid, stdout, stderr, records)
 
     def runtime(
         self,
@@ -274,16 +274,18 @@ class Bench:
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     """Return the built programs of this session."""
     root = tmp_path_factory.mktemp("launcher")
-    made = Workshop(root)
-    compile_c(FAKES / "recorder.c", made.path("recorder"), "-static", "-O1", "-Wall", "-Wextra")
-    compile_c(FAKES / "caller.c", made.path("caller"), "-static", "-O1", "-Wall", "-Wextra")
-    made.build("plain")
-    return made
+    workshop = Workshop(root)
+    compile_c(
+        FAKES / "recorder.c", workshop.path("recorder"), "-static", "-O1", "-Wall", "-Wextra"
+    )
+    compile_c(FAKES / "caller.c", workshop.path("caller"), "-static", "-O1", "-Wall", "-Wextra")
+    workshop.build("plain")
+    return workshop
 
 
 @pytest.fixture
 def bench(workshop: Workshop) -> Bench:
-    """Return the programs with runc and crun on PATH, no config file, no companion."""
+    """Return a bench with runc and crun on PATH, without a config file and a companion."""
     for name in ("run", "etc", "standard", "standard2", "lowlevel", "other", "empty"):
         directory = workshop.path(name)
         if directory.exists():
@@ -291,10 +293,10 @@ def bench(workshop: Workshop) -> Bench:
             shutil.rmtree(directory)
         directory.mkdir(mode=0o755)
         directory.chmod(0o755)
-    made = Bench(workshop)
+    bench = Bench(workshop)
     for name in ("python", "lowlevel/runc", "lowlevel/crun"):
-        made.put(name)
-    return made
+        bench.put(name)
+    return bench
 
 
 @pytest.fixture(scope="session")
@@ -316,16 +318,16 @@ def twin(workshop: Workshop) -> str:
 
 @pytest.fixture(scope="session")
 def readers(twin: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return where fuzz.replay has its program, built once under the sanitisers."""
+    """Return the directory in which fuzz.replay builds its program once, with sanitisers."""
     assert twin
     return tmp_path_factory.mktemp("readers")
 
 
 @pytest.fixture(scope="session")
 def real(workshop: Workshop) -> Path:
-    """Return the links to a launcher that starts this tree's own Python code.
+    """Return the links to a launcher that starts the Python code of this tree.
 
-    To be started with `own_run` only: it keeps things in /run.
+    Start it only with `own_run`: it writes to /run.
     """
     return workshop.build(
         "real",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine on which containers get what a CDI spec has: from Python, then from the launcher."""
+"""A machine on which containers get CDI edits, from Python and then from the launcher."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from launcher.conftest import Bench, Outcome
 
 RECORDED = Path(__file__).parents[1] / "data" / "configs"
-# A younger spec is not taken for settled.
+# A spec that is younger is not cached.
 SETTLED_S = 1.1
 PLACES = ("/usr/lib/x/libcuda.so.1", "/usr/bin/nvidia-smi", "/etc/nv", "/top")
 RUNTIME = "nvidia-container-runtime"
 
 
 def spec(node: Path, files: Path) -> dict[str, Any]:
-    """Return a spec with something of each kind; *node* and *files* are the host's."""
+    """Return a spec with edits of each kind; *node* and *files* are paths of the host."""
     return {
         "cdiVersion": "0.7.0",
         "kind": "nvidia.com/gpu",
@@ -73,9 +73,9 @@ def spec(node: Path, files: Path) -> dict[str, Any]:
 
 @dataclass
 class Scene:
-    """Where creates are given something, first by Python and then by the launcher of *build*.
+    """The files of creates that Python and then the launcher of *build* edit.
 
-    *itself* is what the launcher has for its own file, None for that.
+    *itself* is the file that the launcher identifies as its own; None: its real file.
     """
 
     bench: Bench
@@ -85,11 +85,11 @@ class Scene:
 
     @classmethod
     def make(cls, bench: Bench, build: str) -> Scene:
-        """Return a scene with a spec, once it is old enough."""
+        """Return a scene with a spec that is old enough for a replay."""
         specs, node, files = (bench.path(f"specs{end}") for end in ("", "-node", "-files"))
         if not specs.exists():
             specs.mkdir(mode=0o755)
-            # A pipe: it needs no privilege, and no node of this machine.
+            # A FIFO: it needs neither privileges nor a node of this machine.
             os.mkfifo(node, 0o666)
             for place in PLACES:
                 file = Path(f"{files}{place}")
@@ -98,39 +98,39 @@ class Scene:
             (specs / "nvidia.json").write_text(json.dumps(spec(node, files)))
             time.sleep(SETTLED_S)
         values = {f"{RUNTIME}.mode": "cdi", f"{RUNTIME}.modes.cdi.spec-dirs": [str(specs)]}
-        made = cls(bench, build, Config(values, None))
-        found = companion.content(made.config, None)
-        assert found is not None
-        write_companion(bench, found.decode())
-        return made
+        scene = cls(bench, build, Config(values, None))
+        content = companion.content(scene.config, None)
+        assert content is not None
+        write_companion(bench, content.decode())
+        return scene
 
     @property
     def program(self) -> str:
-        """The launcher as it is called."""
+        """Return the path by which the launcher is called."""
         return str(self.bench.workshop.build(self.build) / "gpu-container-runtime")
 
     @property
     def file(self) -> Path:
-        """The file of answers."""
+        """Return the path of the replay file."""
         return self.bench.path("run/replay")
 
     @property
     def bundle(self) -> Path:
-        """The bundle of the launcher."""
+        """Return the bundle of the launcher."""
         return self.bench.path("other/bundle")
 
     def caller(self, **changed: str) -> replay.Caller:
-        """Return how the launcher is called."""
+        """Return the identity and the PATH of the launcher, with the values *changed*."""
         status = Path(self.itself or self.program).stat()
-        how = {
+        values = {
             "program": self.program,
             "identity": f"{status.st_dev}:{status.st_ino}",
             "path": self.bench.environment()["PATH"],
         }
-        return replay.Caller(**{**how, **changed})
+        return replay.Caller(**{**values, **changed})
 
     def by_python(self, data: bytes) -> bytes | None:
-        """Return what the shim makes of *data*, None if it refuses."""
+        """Return the config.json that the shim makes of *data*; None if it refuses."""
         bundle = self.bench.path("other/by-python")
         shutil.rmtree(bundle, ignore_errors=True)
         bundle.mkdir(parents=True)
@@ -147,25 +147,25 @@ class Scene:
         return (bundle / "config.json").read_bytes()
 
     def remember(self, data: bytes, caller: replay.Caller | None = None) -> bytes | None:
-        """Give *data* by Python, and have it kept for the launcher; return what it became."""
-        given = self.by_python(data)
-        if given is None:
+        """Edit *data* by Python and record the edits for the launcher; return the result."""
+        result = self.by_python(data)
+        if result is None:
             return None
         run = str(self.bench.path("run"))
         saved = SavedGrants(run)
         saved.use(None, {})
         replay.keep(data, self.config, saved, caller or self.caller(), run)
-        return given
+        return result
 
     def create(self, data: bytes, *options: str, **variables: str) -> Outcome:
-        """Have the launcher create a container of *data*."""
+        """Create a container of the config.json *data* by the launcher."""
         shutil.rmtree(self.bundle, ignore_errors=True)
         self.bundle.mkdir(parents=True)
         (self.bundle / "config.json").write_bytes(data)
         return self.start(*options, **variables)
 
     def start(self, *options: str, **variables: str) -> Outcome:
-        """Have the launcher create the container of the bundle as it is."""
+        """Create the container of the unchanged bundle by the launcher."""
         return self.bench.runtime(
             *options,
             *("create", "--bundle", str(self.bundle), "c1"),
@@ -175,27 +175,27 @@ class Scene:
 
     @property
     def written(self) -> bytes:
-        """The config.json that is there by now; asserts that nothing else is."""
+        """Return the current config.json; assert that the bundle has no other file."""
         assert [path.name for path in self.bundle.iterdir()] == ["config.json"]
         return (self.bundle / "config.json").read_bytes()
 
     def replays(self, data: bytes, *options: str, **variables: str) -> bool:
-        """Return whether the launcher answers *data*; asserts that it does as Python does."""
-        who = self.create(data, *options, **variables).who
-        if who == "lowlevel/runc":
+        """Return whether the launcher replays *data*; assert the same result as by Python."""
+        program = self.create(data, *options, **variables).who
+        if program == "lowlevel/runc":
             assert self.written == self.by_python(data)
             return True
-        assert who == "python"
+        assert program == "python"
         assert self.written == data
         return False
 
 
 def recorded(engine: str) -> bytes:
-    """Return what *engine* has written for a container with GPUs."""
+    """Return the config.json that *engine* wrote for a container with GPUs."""
     return (RECORDED / f"{engine}-gpu.json").read_bytes()
 
 
 def mode_of(path: Path) -> tuple[int, int, int]:
-    """Return mode, owner and group of a file."""
+    """Return the mode, owner and group of a file."""
     status = path.stat()
     return stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid
