@@ -254,7 +254,7 @@ def loader_cache(data: bytes, rng: random.Random, place: Path) -> None:
         must(len(merged) < RESULT_BYTES, "a cache that grows")
         rows = ldcache_merge.parse(merged)
         must(ldcache_merge.merge(merged, entries, keep_first=first) == merged, "twice is not once")
-        ldcache_merge.lists_directory(data, "/usr/lib")
+        ldcache_merge.listed_directories(data, ["/usr/lib"])
     except LdcacheError:
         return
     must({(e.soname, e.path) for e in entries} <= {row[:2] for row in rows}, "ours are lost")
