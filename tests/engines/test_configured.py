@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real engines take the configs that `runtime configure` makes, and know our runtime by them."""
+"""Real engines accept the configs that `runtime configure` writes, and list our runtime."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def work() -> Iterator[Path]:
 
 @pytest.mark.engine("dockerd", "docker", "unshare")
 def test_dockerd_knows_the_runtime(work: Path) -> None:
-    """And what was in its config before; after the undo it does not."""
+    """And keeps the settings from before; after the undo the runtime is gone."""
     path = work / "daemon.json"
     path.write_text('{\n  "labels": ["kept=1"],\n  "features": {"buildkit": true}\n}\n')
     words = ("--runtime", "docker", "--config", path, "--set-as-default", "--cdi.enabled")
     configure(work, *words)
-    found = docker_info(work, "configured")
-    assert found["Runtimes"]["gpuruntime"]["path"] == PROGRAM
-    assert found["DefaultRuntime"] == "gpuruntime"
-    assert found["Labels"] == ["kept=1"]
+    info = docker_info(work, "configured")
+    assert info["Runtimes"]["gpuruntime"]["path"] == PROGRAM
+    assert info["DefaultRuntime"] == "gpuruntime"
+    assert info["Labels"] == ["kept=1"]
     configure(work, *words, "--undo")
     left = docker_info(work, "undone")
     assert "gpuruntime" not in left["Runtimes"]
@@ -59,7 +59,7 @@ def test_dockerd_knows_the_runtime(work: Path) -> None:
 @pytest.mark.engine("dockerd", "unshare")
 @pytest.mark.parametrize("is_option", [True, False])
 def test_the_containerd_of_dockerd_is_not_the_systems(work: Path, *, is_option: bool) -> None:
-    """Its config is in dockerd's exec-root, and generated at each start."""
+    """Its config is in the exec-root of dockerd, which generates it at each start."""
     root = work / "exec"
     text = "{}" if is_option else json.dumps({"exec-root": str(root)})
     (work / "daemon.json").write_text(text)
@@ -81,7 +81,7 @@ def test_the_containerd_of_dockerd_is_not_the_systems(work: Path, *, is_option: 
 
 
 def lay_out(work: Path, name: str) -> Path:
-    """Put the containerd config of the case *name* into *work*."""
+    """Copy the containerd config of the case *name* to *work*."""
     directory = work / "etc"
     shutil.copytree(DATA / name / "before", directory)
     path = directory / "config.toml"
@@ -92,12 +92,12 @@ def lay_out(work: Path, name: str) -> Path:
 def cri_of(dump: str) -> dict[str, Any]:
     """Return the settings of the CRI plugin in the output of `containerd config dump`."""
     plugins = tomllib.loads(dump)["plugins"]
-    found: dict[str, Any] = plugins.get("io.containerd.grpc.v1.cri") or plugins["cri"]
-    return found
+    cri: dict[str, Any] = plugins.get("io.containerd.grpc.v1.cri") or plugins["cri"]
+    return cri
 
 
 def without_ours(cri: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings but for our runtime."""
+    """Return the settings without our runtime."""
     cri["containerd"]["runtimes"].pop("gpuruntime", None)
     cri["containerd"].pop("default_runtime_name", None)
     return cri
@@ -106,7 +106,7 @@ def without_ours(cri: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.engine("containerd")
 @pytest.mark.parametrize("name", ["containerd-v2", "containerd-imports"])
 def test_containerd_has_our_runtime_and_all_else_as_before(work: Path, name: str) -> None:
-    """It prints the config that it makes of both files, with every default."""
+    """The dump of containerd is the merged config, with every default."""
     path = lay_out(work, name)
     dump = ("containerd", "--config", path, "config", "dump")
     before = cri_of(output(*dump))
@@ -126,7 +126,7 @@ def test_containerd_has_our_runtime_and_all_else_as_before(work: Path, name: str
 
 @pytest.mark.engine("containerd")
 def test_containerd_has_our_runtime_in_a_config_of_version_1(work: Path) -> None:
-    """Such a config imports nothing: it is edited itself."""
+    """Such a config cannot import files: the file itself is edited."""
     path = lay_out(work, "containerd-v1")
     configure(work, "--runtime", "containerd", "--config", path, "--set-as-default")
     printed = cri_of(output("containerd", "--config", path, "config", "dump"))["containerd"]
@@ -140,7 +140,7 @@ def test_containerd_has_our_runtime_in_a_config_of_version_1(work: Path) -> None
 def test_containerd_starts_with_a_config_made_from_nothing(
     work: Path, options: tuple[str, ...]
 ) -> None:
-    """Its CRI plugin too: an unknown key, or a default runtime that is gone, would keep it off."""
+    """Its CRI plugin too: an unknown key or a missing default runtime would disable it."""
     path = work / "config.toml"
     path.write_text(
         f'version = 2\nroot = "{work}/root"\nstate = "{work}/run"\n'
@@ -186,7 +186,7 @@ def test_podman_knows_the_runtime(work: Path, words: tuple[str, ...]) -> None:
 
 @pytest.mark.engine("podman", "unshare")
 def test_podman_reads_the_drop_in_where_it_is_by_default(work: Path) -> None:
-    """With the machine's own directory covered by one of the test."""
+    """A directory of the test covers the directory of the machine."""
     drop_in = work / "conf.d" / "99-gpuruntime.conf"
     configure(work, "--runtime", "podman", "--drop-in-config", drop_in)
     script = (
@@ -204,7 +204,7 @@ def test_podman_reads_the_drop_in_where_it_is_by_default(work: Path) -> None:
 
 @pytest.mark.engine("runc")
 def test_crio_takes_the_drop_in(work: Path) -> None:
-    """Its own command reads it and prints what it makes of it."""
+    """The command of CRI-O reads the drop-in and prints the resulting config."""
     crio = shutil.which("crio")
     if crio is None:
         pytest.skip("no package of this distribution has crio")

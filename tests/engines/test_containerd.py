@@ -13,28 +13,29 @@ pytestmark = pytest.mark.engine("containerd", "ctr", "runc")
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
-    """Return what the containers were."""
+def results() -> dict[str, Any]:
+    """Return the results of the containers."""
     return seen.play("containerd")
 
 
 @pytest.mark.parametrize("name", FEW)
 def test_a_containerd_container_has_the_gpus_it_asked_for_and_no_other(
-    found: dict[str, Any], name: str
+    results: dict[str, Any], name: str
 ) -> None:
-    """Under Kubernetes too, containerd and its shim are what stands in front of us."""
-    seen.assert_way(found, name, WAYS[name])
+    """In Kubernetes too, containerd and its shim start our runtime."""
+    seen.assert_way(results, name, WAYS[name])
 
 
-def test_ctr_s_own_option_fails_with_the_command_that_works(found: dict[str, Any]) -> None:
-    """`--gpus` of containerd 1 calls nvidia-container-cli; what its error says is run as it is."""
-    case = found["gpus"]
+def test_ctr_s_own_option_fails_with_the_command_that_works(results: dict[str, Any]) -> None:
+    """`--gpus` of containerd 1 calls nvidia-container-cli; the command in its hint works."""
+    case = results["gpus"]
     assert case["status"] != 0
     assert case["stdout"] == ""
-    said = case["stderr"].replace("\\n", "\n").replace("\\", "")
+    errors = case["stderr"].replace("\\n", "\n").replace("\\", "")
     assert (
-        '"nvidia-container-cli configure", which "ctr run --gpus" calls, is not supported' in said
+        '"nvidia-container-cli configure", which "ctr run --gpus" calls, is not supported'
+        in errors
     )
-    assert said.count("hint: ") == 1
-    seen.assert_granted(seen.Seen.parse(case["as told"]), {1}, found["host"])
+    assert errors.count("hint: ") == 1
+    seen.assert_granted(seen.Seen.parse(case["as told"]), {1}, results["host"])
     seen.assert_driver(seen.Seen.parse(case["as told"]))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Config files that are easily misread: real engines and ours take them for the same.
+"""Config files that are easily misread: real engines and our parser read the same.
 
-Each case is a file that a person could write. If the engine starts with it, ours either reads the
-same runtimes from it or refuses it; what the engine refuses, a newer one may accept.
+Each case is a file that a person could write. If the engine starts with it, our parser reads the
+same runtimes or refuses it. A newer engine may accept a file that this engine refuses.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def work() -> Iterator[Path]:
 
 
 def our_reading(path: Path) -> set[str] | None:
-    """Return the names of the runtimes that we read in *path*, None if we refuse it."""
+    """Return the names of the runtimes that we read in *path*; None if we refuse it."""
     try:
         document = document_edits.parse("json", files.read(str(path)) or "")
         document_edits.check_spelling(document, (("runtimes",),))
@@ -69,7 +69,7 @@ def dockerd_error(work: Path) -> str:
     ids=["twice", "two objects", "NUL", "null inside", "inner capitals", "no UTF-8", "null"],
 )
 def test_dockerd_starts_with_what_we_read_or_refuse(work: Path, data: bytes) -> None:
-    """Its decoder takes more than JSON; we read none of that as something else."""
+    """Its decoder accepts more than JSON; we never read such a file differently."""
     path = work / "daemon.json"
     path.write_bytes(data)
     runtimes = {name for name in docker_info(work, "d")["Runtimes"] if name in ("a", "b")}
@@ -99,7 +99,7 @@ def test_we_refuse_what_dockerd_refuses(work: Path, text: str) -> None:
 @pytest.mark.engine("dockerd", "docker", "unshare")
 @pytest.mark.parametrize("text", ["", " \n"])
 def test_dockerd_starts_with_an_empty_file_that_we_have_edited(work: Path, text: str) -> None:
-    """Before 23.0 it does not start with the file as it was."""
+    """Before 23.0 dockerd does not start with the empty file."""
     path = work / "daemon.json"
     path.write_text(text)
     configure(work, "--runtime", "docker", "--config", path)
@@ -113,7 +113,7 @@ X = f'[plugins."{CRI}".containerd.runtimes.x]\nruntime_type = "t"\n'
 def runtimes_of(path: Path) -> dict[str, Any]:
     """Return the runtimes of the containerd whose main file is *path*."""
     dump = output("containerd", "--config", path, "config", "dump")
-    # Behind a warning, if there is one.
+    # A warning may precede the document.
     document = tomllib.loads(dump[dump.index("disabled_plugins") :])
     runtimes: dict[str, Any] = document["plugins"][CRI]["containerd"]["runtimes"]
     return runtimes
@@ -134,7 +134,7 @@ def runtimes_of(path: Path) -> dict[str, Any]:
 def test_containerd_and_we_read_the_same_imports(
     work: Path, imports: str, names: tuple[str, ...], version: str
 ) -> None:
-    """A runtime of an imported file is still there beside ours, and none comes from nowhere."""
+    """The runtimes of imported files remain beside ours, and no other runtime appears."""
     main = work / "config.toml"
     main.write_text(f'version = 2\nimports = ["{imports}"]\n'.replace("@", str(work)))
     (work / "conf.d").mkdir()
@@ -149,13 +149,13 @@ def test_containerd_and_we_read_the_same_imports(
     if len(names) == 1:
         assert set(after) == before | {"gpuruntime"}
     else:
-        # It is read after ours whatever that is called, which a warning says.
+        # containerd reads it after our drop-in, whatever its name; a warning says so.
         assert set(after) == before
 
 
 @pytest.mark.engine("podman", "unshare")
 def test_podman_takes_keys_in_any_letter_case_and_we_refuse_others(work: Path) -> None:
-    """A second "runtime" in small letters would be one of two for it."""
+    """A second "runtime" in lower case would be the same key to podman."""
     path = work / "containers.conf"
     path.write_text(
         '[Engine]\nCgroup_Manager = "cgroupfs"\nevents_logger = "none"\nRuntime = "x"\n'

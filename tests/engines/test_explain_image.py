@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpuruntime explain --image` with real engines: the image is read, and nothing of ours stays."""
+"""`gpuruntime explain --image` with real engines: the image is read, and nothing is left."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENVIRONMENT = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "u
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the files of an image whose program needs what the image does not ask for."""
+    """Return the archive of an image whose program needs a capability that it does not request."""
     work = tmp_path_factory.mktemp("explained")
     image = Image(work / "image").glibc("2.36")
     image.program("/bin/app", "libc.so.6", "libcuda.so.1").link("/bin/other", "app")
@@ -33,7 +33,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def explained(engine: str, archive: Path, **environ: str) -> None:
-    """Import the image into *engine*, explain it, and see that nothing stays."""
+    """Import the image into *engine*, explain it, and assert that nothing is left."""
     environ = {**os.environ, **environ}
     changes = [f"--change=ENV {name}={value}" for name, value in ENVIRONMENT.items()]
     changes.append("--change=VOLUME /data")
@@ -58,7 +58,7 @@ def explained(engine: str, archive: Path, **environ: str) -> None:
 
 @pytest.mark.engine("podman")
 def test_an_image_of_podman(archive: Path, tmp_path: Path) -> None:
-    """By its own storage, without a daemon."""
+    """The engine has its own storage and no daemon."""
     settings = tmp_path / "storage.conf"
     settings.write_text(
         f'[storage]\ndriver = "vfs"\ngraphroot = "{tmp_path}/graph"\nrunroot = "{tmp_path}/run"\n'
@@ -73,7 +73,7 @@ def test_an_image_of_podman(archive: Path, tmp_path: Path) -> None:
 
 @pytest.mark.engine("docker", "dockerd", "containerd")
 def test_an_image_of_docker(archive: Path, tmp_path: Path) -> None:
-    """By a daemon, which may keep images in any way."""
+    """A daemon may store images in any format."""
     socket = f"unix://{tmp_path}/docker.sock"
     command = [
         *("dockerd", "-H", socket, "--data-root", tmp_path / "data"),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""podman, of root and of somebody else: it reads our CDI spec itself, or has our runtime.
+"""podman, rootful and rootless: it reads our CDI spec itself, or uses our runtime.
 
-`--device nvidia.com/gpu=…`: of ours only the hook runs. `--runtime`: containers ask as elsewhere.
+`--device nvidia.com/gpu=…`: only our hook runs. `--runtime`: containers set the variable.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ without_root = pytest.mark.engine("podman", "conmon", "crun", "newuidmap", "setp
 def test_a_podman_container_has_the_gpus_it_asked_for_and_no_other(
     form: str, devices: str
 ) -> None:
-    """Another reader of the specification takes what we generate, in both forms."""
-    found = seen.play(f"podman-{form}", devices)
+    """Another implementation reads the specs that we generate, in both formats."""
+    results = seen.play(f"podman-{form}", devices)
     gpus = {int(index) for index in devices.split(",")}
-    seen.assert_gpu_container(found, gpus, proc_driver=True)
+    seen.assert_gpu_container(results, gpus, proc_driver=True)
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
-    """Return what the containers of a podman with our runtime were."""
+def results() -> dict[str, Any]:
+    """Return the results of the containers of a podman with our runtime."""
     return seen.play("podman-runtime")
 
 
 @pytest.mark.parametrize("name", FEW)
 def test_podman_with_our_runtime_gives_the_gpus_asked_for_and_no_other(
-    found: dict[str, Any], name: str
+    results: dict[str, Any], name: str
 ) -> None:
     """`--runtime`, as with docker."""
-    seen.assert_way(found, name, WAYS[name], proc_driver=True)
+    seen.assert_way(results, name, WAYS[name], proc_driver=True)
 
 
 @pytest.fixture(scope="module")
 def user() -> None:
-    """Skip where only root has user namespaces."""
+    """Skip where only root may create user namespaces."""
     words = ("setpriv", "--reuid=2000", "--regid=2000", "--clear-groups", "unshare", "-Ur", "true")
     done = subprocess.run(words, capture_output=True, text=True, check=False, cwd="/")
     if done.returncode != 0:
@@ -53,15 +53,15 @@ def user() -> None:
 
 @pytest.fixture(scope="module")
 def rootless(user: None) -> dict[str, Any]:
-    """Return what the containers of a podman with our runtime were, without root."""
+    """Return the results of the containers of a rootless podman with our runtime."""
     return seen.play("podman-rootless-runtime")
 
 
 @without_root
 def test_a_rootless_podman_container_has_the_gpus_it_asked_for_and_no_other(user: None) -> None:
-    """Our hook is nobody on the host there."""
-    found = seen.play("podman-rootless")
-    seen.assert_gpu_container(found, {1, 3}, mapped=True)
+    """Our hook has no privileges on the host."""
+    results = seen.play("podman-rootless")
+    seen.assert_gpu_container(results, {1, 3}, mapped=True)
 
 
 @without_root
@@ -69,5 +69,5 @@ def test_a_rootless_podman_container_has_the_gpus_it_asked_for_and_no_other(user
 def test_rootless_podman_with_our_runtime_gives_the_gpus_asked_for_and_no_other(
     rootless: dict[str, Any], name: str
 ) -> None:
-    """Nor may our runtime keep anything on the host."""
+    """Our runtime cannot write to its directory on the host."""
     seen.assert_way(rootless, name, WAYS[name], mapped=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""podman reads CDI specs that our producer wrote, and makes of them what our library makes."""
+"""podman reads CDI specs that our producer wrote, with the same result as our library."""
 
 from __future__ import annotations
 
@@ -19,56 +19,56 @@ Config = dict[str, Any]
 
 
 @pytest.fixture(scope="module", params=FORMS)
-def found(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Return what containers with all devices of the lab's spec were, by the spec's form."""
+def results(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Return the results of containers with all devices of the lab, for each spec format."""
     return seen.play(f"values-{request.param}", program=PROGRAM)
 
 
 @pytest.fixture(scope="module")
 def folders() -> dict[str, Any]:
-    """Return what podman and our library found in directories that have more than one file."""
+    """Return the results of podman and of our library for directories with several files."""
     return seen.play("folders", program=PROGRAM)
 
 
 @pytest.fixture(scope="module")
-def told(found: dict[str, Any]) -> dict[str, str]:
-    """Return what the container's process told."""
-    assert found["seen"]["status"] == 0, found["seen"]["stderr"]
-    return labspec.parse(found["seen"]["stdout"])
+def container_view(results: dict[str, Any]) -> dict[str, str]:
+    """Return the output of the process of the container."""
+    assert results["seen"]["status"] == 0, results["seen"]["stderr"]
+    return labspec.parse(results["seen"]["stdout"])
 
 
-def test_a_podman_container_has_every_variable_exactly(told: dict[str, str]) -> None:
+def test_a_podman_container_has_every_variable_exactly(container_view: dict[str, str]) -> None:
     """A value that changes on its way to a job is worse than a spec that is refused."""
-    labspec.assert_environment(told)
+    labspec.assert_environment(container_view)
 
 
 def test_a_podman_container_has_the_nodes_of_the_host_and_the_given_one(
-    told: dict[str, str],
+    container_view: dict[str, str],
 ) -> None:
     """Numbers and type are the host's, owner and mode as before 1.1.0 (cdi.md 8.2)."""
-    labspec.assert_nodes(told)
+    labspec.assert_nodes(container_view)
 
 
-def test_a_podman_container_has_the_mounts(told: dict[str, str]) -> None:
+def test_a_podman_container_has_the_mounts(container_view: dict[str, str]) -> None:
     """A file, a directory of an odd name, and a file system made for the container."""
-    labspec.assert_mounts(told)
+    labspec.assert_mounts(container_view)
 
 
-def test_hooks_of_every_stage_get_their_arguments_and_environment(found: dict[str, Any]) -> None:
-    """Nothing else is in a hook's environment, and argv begins with what the spec says."""
-    labspec.assert_hooks(found["seen"]["hooks"], labspec.Lab(Path(found["work"])))
+def test_hooks_of_every_stage_get_their_arguments_and_environment(results: dict[str, Any]) -> None:
+    """The environment of a hook and its argv are exactly those of the spec."""
+    labspec.assert_hooks(results["seen"]["hooks"], labspec.Lab(Path(results["work"])))
 
 
 @pytest.mark.parametrize("user", ["root", "user", "own"])
 def test_podman_s_config_is_what_our_library_makes_of_the_one_without_devices(
-    user: str, found: dict[str, Any]
+    user: str, results: dict[str, Any]
 ) -> None:
     """The whole config.json is compared: what we leave out or add shows as well."""
-    case = found["users"][user]
+    case = results["users"][user]
     for done in (case["without"], case["its"]):
         assert done["status"] == 0, done["stderr"]
     without, its, ours = case["without"]["config"], case["its"]["config"], case["ours"]
-    # The control: a comparison of empty things proves nothing.
+    # The control: the compared configs are not empty.
     assert len(its["linux"]["devices"]) >= len(labspec.NODES)
     assert set(its["hooks"]) == set(labspec.STAGES)
     its_env, ours_env = its["process"].pop("env"), ours["process"].pop("env")
@@ -88,7 +88,7 @@ def test_podman_s_config_is_what_our_library_makes_of_the_one_without_devices(
 
 
 def without_identity(config: Config) -> None:
-    """Take away what differs between any two containers."""
+    """Remove the values that differ between any two containers."""
     del config["root"]["path"]
     del config["annotations"]["io.kubernetes.cri-o.Created"]
 
@@ -104,7 +104,7 @@ def sort_mounts(config: Config) -> None:
 
 
 def with_numbers(config: Config) -> None:
-    """Give the pipe the numbers 0:0, which Go's OCI types always write; runtimes ignore them."""
+    """Add the numbers 0:0 to the pipe: the OCI types of Go always write them."""
     for device in config["linux"]["devices"]:
         device.setdefault("major", 0)
         device.setdefault("minor", 0)
@@ -114,7 +114,7 @@ CHANGES: tuple[Callable[[Config], None], ...] = (without_identity, sort_mounts, 
 
 
 def without_host_mode(device: Config) -> None:
-    """Take away a mode that is not the spec's: before 1.1.0 it stayed absent (cdi.md 8.2)."""
+    """Remove a mode that is not in the spec: before 1.1.0 it was absent (cdi.md 8.2)."""
     if device["path"] in labspec.NODES and device["path"] != labspec.GIVEN:
         del device["fileMode"]
 
@@ -134,7 +134,7 @@ def without_host_mode(device: Config) -> None:
 def test_podman_and_our_library_take_the_same_definition(
     device: str, value: str | None, folders: dict[str, Any]
 ) -> None:
-    """Which of many files counts must not depend on who reads them (cdi.md 7.2)."""
+    """The definition that counts must not depend on the reader (cdi.md 7.2)."""
     status, output, errors = folders["podman"][device]
     if value is None:
         assert (status, output) == (126, "")
@@ -146,7 +146,7 @@ def test_podman_and_our_library_take_the_same_definition(
 
 
 def test_our_library_says_why_where_podman_is_silent(folders: dict[str, Any]) -> None:
-    """The control: those files are there, broken or in conflict."""
+    """The control: those files exist, broken or in conflict."""
     assert folders["errors"] == [
         *("/etc/cdi/broken.yaml", "/etc/cdi/low.yaml", "/etc/cdi/same.json"),
         "/var/run/cdi/broken.json",
@@ -154,6 +154,6 @@ def test_our_library_says_why_where_podman_is_silent(folders: dict[str, Any]) ->
 
 
 def split_entry(entry: str) -> tuple[str, str]:
-    """Return name and value of a variable."""
+    """Return the name and the value of a variable."""
     name, _, value = entry.partition("=")
     return name, value
