@@ -43,7 +43,8 @@ WORDS: dict[str, tuple[str, ...]] = {
         *('"path":"/"', '"path":"../.."', '"mounts":[]', '"uid":', "4294967296", "\ufeff", "\xff"),
     ),
     "words": (
-        *("\0", "--", "-", "=", "::", "/", "..", ",", "--bundle", "-b", "create", "--root=x"),
+        *("\0", "--", "-", "=", "::", "/", "..", ",", "--bundle", "-b", "create", "run"),
+        "--root=x",
         *(
             "--link",
             "--library",
@@ -210,7 +211,7 @@ def command_line(data: bytes, rng: random.Random, place: Path) -> None:
     del rng, place
     words = data.decode("utf-8", "surrogateescape").split("\0")
     command = argv.parse(words)
-    must("create" in words or not command.creates, "creates from nothing")
+    must(not command.creates or set(argv.CREATING) & set(words), "creates from nothing")
     try:
         must(
             command.bundle is None or command.bundle in data.decode("utf-8", "surrogateescape"), ""
