@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Warnings about CDI specs that load, but should be written differently; pure.
 
-Not on the start path. Some rules are in the format's prose and no loader checks them; some
-problems crash or mislead consumers; some expose the host. None of them keeps a spec from loading.
+Not on the start path. Some of these rules are in the format's prose, and no loader checks them;
+some problems crash or mislead consumers; some expose the host. A spec with them still loads.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
-# What a mount can be of without a source on the host's own tree. A type that is missing here is
-# warned of: a typing error is likelier than a rare file system, which `bind` cannot be either.
+# The types of mounts that have no source in the host's file tree. Any other type gets a warning,
+# because a typing error is more likely than a rare file system.
 _FILE_SYSTEMS = frozenset(
     "9p autofs binfmt_misc bpf btrfs ceph cgroup cgroup2 cifs configfs"  # noqa: SIM905 (a page)
     " debugfs devpts devtmpfs efivarfs erofs exfat ext2 ext3 ext4 f2fs fuse fuseblk gfs2 hugetlbfs"
@@ -36,10 +36,10 @@ _FILE_SYSTEMS = frozenset(
 
 
 def check(spec: Any, stat_host: Callable[[str], stat_result] | None = None) -> Iterator[Problem]:  # noqa: ANN401 (JSON)
-    """Yield what to warn of in the normalised *spec*, of whatever shape.
+    """Yield the warnings about the normalised *spec*, whose shape may be wrong.
 
-    *stat_host* is asked for files of the host, which may not be the one that uses the spec; None
-    asks for none.
+    *stat_host* returns the status of a file of this host. It is None if the spec is for another
+    host, whose files cannot be checked.
     """
     if not isinstance(spec, dict):
         return
@@ -55,7 +55,7 @@ def check(spec: Any, stat_host: Callable[[str], stat_result] | None = None) -> I
             yield Problem(
                 "additional-gids",
                 (*path, "additionalGids"),
-                "docker before 29.5 accepts the groups and loses them",
+                "docker before 29.5 accepts the groups, but ignores them",
             )
     for i, device in _maps(spec, "devices"):
         name = _text(device, "name")
@@ -66,14 +66,14 @@ def check(spec: Any, stat_host: Callable[[str], stat_result] | None = None) -> I
 
 
 def check_version(spec: Any) -> Iterator[Problem]:  # noqa: ANN401 (JSON)
-    """Yield what to warn of in the version of a *spec* that loads."""
+    """Yield the warnings about the version of a *spec* that loads."""
     text = spec["cdiVersion"]
     claimed, needed = text.removeprefix("v"), version.minimum(spec)
     if claimed != text:
         message = 'consumers with a CDI library before 0.5.4 do not know the leading "v"'
         yield Problem("version-prefix", ("cdiVersion",), message)
     if version.KNOWN.index(claimed) > version.KNOWN.index(needed):
-        message = f"it is {claimed}, and {needed} would do: older consumers refuse it for nothing"
+        message = f"it is {claimed}, but {needed} is enough: older consumers refuse it needlessly"
         yield Problem("version-high", ("cdiVersion",), message)
 
 
@@ -106,15 +106,15 @@ def _all_edits(spec: dict[str, Any]) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 def _kind(kind: str) -> Iterator[Problem]:
     vendor, cls = names.split_kind(kind)
-    for what, name, limit in (
+    for part, name, limit in (
         ("vendor", vendor, MAX_PREFIX_CHARS),
         ("class", cls, MAX_NAME_CHARS),
     ):
         if len(name) == 1:
-            text = f"a {what} of one character crashes every consumer released so far"
+            text = f"a {part} of one character crashes every consumer released so far"
             yield Problem("short-name", ("kind",), text)
         if len(name) > limit:
-            text = f"the {what} has more than {limit} characters"
+            text = f"the {part} has more than {limit} characters"
             yield Problem("long-name", ("kind",), text)
 
 
@@ -132,18 +132,18 @@ def _env(owner: dict[str, Any], path: Path) -> Iterator[Problem]:
         here: Path = (*path, "env", i)
         name = entry.partition("=")[0]
         if "\0" in entry:
-            yield Problem("control-character", here, "it has a NUL, which ends it early")
+            yield Problem("control-character", here, "it has a NUL, which truncates it")
         if name.startswith("LD_"):
             text = f'"{name}" makes programs load code from elsewhere'
             yield Problem("env-loader", here, text)
         if name in seen:
-            text = f'"{name}" is there already; which one counts differs between consumers'
+            text = f'"{name}" occurs more than once; consumers differ in which one counts'
             yield Problem("env-repeated", here, text)
         seen.add(name)
 
 
 def _path(text: str, path: Path) -> Iterator[Problem]:
-    """Yield what is wrong with the path *text*, of the host or the container."""
+    """Yield the problems with the path *text*, of the host or the container."""
     if not text:
         return
     parts = text.split("/")
@@ -158,7 +158,7 @@ def _path(text: str, path: Path) -> Iterator[Problem]:
         if not parts:
             yield Problem("broad-path", path, f'"{text}" is the root of the tree')
         elif parts[0] in ("proc", "sys"):
-            yield Problem("kernel-path", path, f'"{text}" is the kernel\'s, below /{parts[0]}')
+            yield Problem("kernel-path", path, f'"{text}" is a kernel path below /{parts[0]}')
 
 
 def _nodes(edits: dict[str, Any], path: Path) -> Iterator[Problem]:
@@ -169,7 +169,7 @@ def _nodes(edits: dict[str, Any], path: Path) -> Iterator[Problem]:
         yield from _path(inside, (*here, "path"))
         yield from _path(_text(node, "hostPath"), (*here, "hostPath"))
         if inside in seen:
-            text = f'the device node "{inside}" is there already'
+            text = f'the device node "{inside}" occurs more than once'
             yield Problem("path-repeated", (*here, "path"), text)
         seen.add(inside)
         if permissions == "none":
@@ -194,7 +194,7 @@ def _mounts(
                 yield Problem("mount-option", (*here, "options", j), text)
         yield from _path(inside, (*here, "containerPath"))
         if inside in seen:
-            text = f'the mount on "{inside}" is there already'
+            text = f'the mount on "{inside}" occurs more than once'
             yield Problem("path-repeated", (*here, "containerPath"), text)
         seen.add(inside)
         is_bind = "bind" in options or "rbind" in options
@@ -202,8 +202,10 @@ def _mounts(
             if kind in _FILE_SYSTEMS or kind.startswith("fuse."):
                 # The source of a file system need not be a path.
                 continue
-            what = f'"{kind}" is no file system type' if kind else "there is no type"
-            text = f"{what}, and neither bind nor rbind is an option: low-level runtimes refuse it"
+            problem = f'"{kind}" is not a file system type' if kind else "there is no type"
+            text = (
+                f"{problem}, and neither bind nor rbind is an option: low-level runtimes refuse it"
+            )
             yield Problem("mount-not-bind", here, text)
         yield from _path(source, (*here, "hostPath"))
         if is_bind and "ro" not in options and not _is_socket(source, stat_host):
@@ -222,23 +224,25 @@ def _hook(
     hook: dict[str, Any], path: Path, stat_host: Callable[[str], stat_result] | None
 ) -> Iterator[Problem]:
     program = _text(hook, "path")
-    # Else it is an error, and not worth a warning as well.
+    # Otherwise it is an error, and a warning would repeat it.
     if not document.hook_path_problem(program):
         yield from _path(program, (*path, "path"))
     for i, argument in _texts(hook, "args"):
         if "\0" in argument:
-            text = "it has a NUL, which ends it early"
+            text = "it has a NUL, which truncates it"
             yield Problem("control-character", (*path, "args", i), text)
     if not _list(hook, "env"):
-        # runc before 1.3 starts such a hook with the environment that the image asks for, as
+        # runc before 1.3 starts such a hook with the environment of the image, as
         # root of the host: CVE-2025-23266.
         text = "without env, some low-level runtimes give it the variables of the image"
         yield Problem("hook-without-env", path, text)
     yield from _env(hook, path)
     timeout = hook.get("timeout")
     if isinstance(timeout, int) and timeout <= 0:
-        yield Problem("hook-timeout", (*path, "timeout"), f"{timeout} is no number of seconds")
-    # That stage looks the path up in the container.
+        yield Problem(
+            "hook-timeout", (*path, "timeout"), f"{timeout} is not a positive number of seconds"
+        )
+    # A startContainer hook's path is resolved in the container.
     if stat_host and program.startswith("/") and hook.get("hookName") != "startContainer":
         text = _host_program(program, stat_host)
         if text:
@@ -246,16 +250,16 @@ def _hook(
 
 
 def _host_program(path: str, stat_host: Callable[[str], stat_result]) -> str:
-    """Return why the low-level runtime could not, or should not, run *path* of this host."""
+    """Return why the low-level runtime cannot, or should not, run *path* of this host."""
     try:
         status = stat_host(path)
     except OSError as error:
         return f'"{path}" on this host: {error.strerror}'
     except ValueError:
-        # A NUL, of which more is said elsewhere.
+        # A NUL, which is reported elsewhere.
         return ""
     if not stat.S_ISREG(status.st_mode) or not status.st_mode & 0o111:
-        return f'"{path}" is no program on this host'
+        return f'"{path}" is not a program on this host'
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f'others than its owner may write to "{path}" on this host'
+        return f'users other than its owner may write to "{path}" on this host'
     return ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Annotations: devices that a container's annotations request, and the rules for a spec's; pure.
+"""Parse annotations that request devices, and check those of a spec; pure.
 
 CDI SPEC.md, "annotations", and the Kubernetes API's rules for annotations.
 """
@@ -26,16 +26,16 @@ _INSIDE = re.compile(rb"[A-Za-z0-9_.-]*\Z")
 
 
 def parse(annotations: Mapping[str, str] | None) -> tuple[list[str], list[str]]:
-    """Return the keys of *annotations*, sorted, that ask for devices, and the devices.
+    """Return the sorted keys of *annotations* that request devices, and the devices.
 
-    Any key that begins with PREFIX does. Repeated devices are kept. Raises CdiError "device" if
-    a value is not a list of qualified names, without blanks or an empty name.
+    These are the keys that begin with PREFIX. Repeated devices are kept. Raises CdiError "device"
+    if a value is not a list of qualified names, or contains blanks or an empty name.
     """
-    found = _mapping(annotations)
-    keys = sorted(key for key in found if isinstance(key, str) and key.startswith(PREFIX))
+    mapping = _mapping(annotations)
+    keys = sorted(key for key in mapping if isinstance(key, str) and key.startswith(PREFIX))
     devices: list[str] = []
     for key in keys:
-        value = found[key]
+        value = mapping[key]
         if not isinstance(value, str):
             raise CdiError("device", f'the value of "{key}" is not a string')
         devices += _checked(value.split(","), f'annotation "{key}": ')
@@ -45,7 +45,7 @@ def parse(annotations: Mapping[str, str] | None) -> tuple[list[str], list[str]]:
 def update(
     annotations: Mapping[str, str] | None, plugin: str, device_id: str, devices: Iterable[str]
 ) -> dict[str, str]:
-    """Return *annotations* and one more, by which *plugin* asks for *devices* as *device_id*.
+    """Return *annotations* and one more, in which *plugin* requests *devices* as *device_id*.
 
     Raises CdiError: the key's categories (see `request_key`), "key-used" and "device".
     """
@@ -53,34 +53,34 @@ def update(
     result = dict(annotations or {})
     key = request_key(plugin, device_id)
     if key in result:
-        raise CdiError("key-used", f'the annotation "{key}" is there already')
+        raise CdiError("key-used", f'the annotation "{key}" already exists')
     result[key] = ",".join(_checked(list(devices), ""))
     return result
 
 
 def request_key(plugin: str, device_id: str) -> str:
-    """Return the key by which *plugin*, usually `vendor.class`, asks for devices as *device_id*.
+    """Return the key with which *plugin*, usually `vendor.class`, requests *device_id*.
 
     Slashes of the id become underscores. Raises CdiError "plugin-empty", "device-id-empty",
     "key-too-long", "key-ends" or "key-character".
     """
-    for category, what, part in (
+    for category, part_name, part in (
         ("plugin-empty", "plugin", plugin),
         ("device-id-empty", "device id", device_id),
     ):
         if not isinstance(part, str):
-            raise CdiError("key-character", f"the {what} is not a string")
+            raise CdiError("key-character", f"the {part_name} is not a string")
         if not part:
-            raise CdiError(category, f"the {what} is empty")
+            raise CdiError(category, f"the {part_name} is empty")
     name = f"{plugin}_{device_id.replace('/', '_')}"
-    # Bytes: what is not ASCII has several, none of which is allowed anywhere.
+    # Bytes: a character outside ASCII has several, and none of them is allowed.
     data = name.encode("utf-8", "surrogatepass")
     if len(data) > MAX_NAME_CHARS:
         raise CdiError("key-too-long", f'"{name}" has more than {MAX_NAME_CHARS} bytes')
     if not _END.match(data[:1]):
         raise CdiError("key-ends", f'"{name}" does not begin with a letter or digit')
     if not _INSIDE.match(data[1:-1]):
-        text = f'"{name}" has other characters than letters, digits, "_", "-", "."'
+        text = f'"{name}" has characters other than letters, digits, "_", "-", "."'
         raise CdiError("key-character", text)
     if not _END.match(data[-1:]):
         raise CdiError("key-ends", f'"{name}" does not end with a letter or digit')
@@ -88,14 +88,14 @@ def request_key(plugin: str, device_id: str) -> str:
 
 
 def check_key(key: str) -> None:
-    """Raise CdiError "annotation" unless *key* is `prefix/name` or `name` by Kubernetes' rule."""
+    """Raise CdiError "annotation" unless *key* is `prefix/name` or `name` by Kubernetes' rules."""
     text = _key_problem(key)
     if text:
         raise CdiError("annotation", f'annotation "{key}": {text}')
 
 
 def check(annotations: Mapping[str, str] | None) -> None:
-    """Raise CdiError "annotation" unless *annotations* of a spec are by Kubernetes' rule."""
+    """Raise CdiError "annotation" unless a spec's *annotations* follow Kubernetes' rules."""
     for key, text in annotation_problems(annotations):
         where = "annotations" if key is None else f'annotation "{key}"'
         raise CdiError("annotation", f"{where}: {text}")
@@ -104,7 +104,7 @@ def check(annotations: Mapping[str, str] | None) -> None:
 def annotation_problems(
     annotations: Mapping[str, str] | None,
 ) -> Iterator[tuple[str | None, str]]:
-    """Yield (key or None, what is wrong) for what Kubernetes would refuse in *annotations*."""
+    """Yield (key or None, message) for each problem that Kubernetes finds in *annotations*."""
     size = 0
     for key, value in _mapping(annotations).items():
         text = _key_problem(key)
@@ -118,15 +118,15 @@ def annotation_problems(
 
 
 def _key_problem(key: object) -> str:
-    """Return what is wrong with *key*, "" if nothing is."""
+    """Return the problem with *key*, "" if there is none."""
     if not isinstance(key, str):
         return "the key is not a string"
     prefix, slash, name = key.lower().rpartition("/")
     if slash and not (len(prefix) <= MAX_PREFIX_CHARS and _DNS_SUBDOMAIN.match(prefix)):
-        return f'"{prefix}" is no DNS subdomain of at most {MAX_PREFIX_CHARS} characters'
+        return f'"{prefix}" is not a DNS subdomain of at most {MAX_PREFIX_CHARS} characters'
     if not (len(name) <= MAX_NAME_CHARS and _NAME.match(name)):
         limit = f'at most {MAX_NAME_CHARS} letters, digits, "-", "_", "."'
-        return f'"{name}" is no name of {limit}'
+        return f'"{name}" is not a name of {limit}'
     return ""
 
 
@@ -135,7 +135,7 @@ def _size(value: object) -> int:
 
 
 def _mapping(annotations: object) -> Mapping[object, object]:
-    """Return *annotations*, of which anything may be said until somebody has looked."""
+    """Return *annotations*, {} for None; raise CdiError "wrong-type" if it is not a map."""
     if annotations is None:
         return {}
     if not isinstance(annotations, Mapping):

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Complete device nodes from the host: type, major, minor, mode, and how the container gets them.
 
-On the start path; stats nodes and changes nothing. A node whose type and major are given is taken
-as it is, even if the host has no such node.
+On the start path; stats nodes and changes nothing. A node with type and major in the spec is used
+unchanged, even if the host has no such node.
 
-In a user namespace nobody can create a device node, so runc binds the host's node at the
+In a user namespace no device node can be created, so runc binds the host's node at the
 container's path, whatever numbers the config has. If the host had another device at that path, the
 container would get that one, without an error.
 
-What is written is what was seen here. A node that is removed afterwards is an error of the
-low-level runtime; one that is replaced is not what the cgroup's rule allows.
+The result describes the host at this moment. If a node is removed afterwards, the low-level
+runtime reports an error; if it is replaced, the cgroup's rule does not allow the new device.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from cdi.wire import DeviceNode, Edits, OciConfig
 
 _TYPES = {stat.S_IFBLK: "b", stat.S_IFCHR: "c", stat.S_IFIFO: "p"}
-# The identity of all ids: the first user namespace (user_namespaces(7)).
+# The mapping of all ids to themselves: the first user namespace (user_namespaces(7)).
 _WHOLE_RANGE = [b"0", b"0", b"4294967295"]
 
 
 def in_user_namespace(config: OciConfig, uid_map: str = "/proc/self/uid_map") -> bool:
     """Return whether the container of *config* will be in a user namespace, its own or ours.
 
-    *uid_map* tells of ours. The rule is the low-level runtime's own: it decides as well.
+    *uid_map* is the mapping of this process. The low-level runtime decides by the same rule.
     """
     if has_user_namespace(config):
         return True
@@ -52,9 +52,9 @@ def complete(
     *,
     user_namespace: bool = False,
 ) -> Edits:
-    """Return *edits* with each device node completed by what *lstat* tells of the host.
+    """Return *edits* with each device node completed from the host's files, read by *lstat*.
 
-    With *user_namespace* a node gets `bind` where the host has another device, or none, at the
+    With *user_namespace*, a node gets `bind` if the host has another device, or none, at the
     container's path. Raises CdiError "host-device-missing", "host-not-a-device" or
     "host-type-mismatch".
     """
@@ -68,12 +68,12 @@ def complete(
 
 def _completed(node: DeviceNode, lstat: Callable[[str], os.stat_result]) -> DeviceNode:
     host = node.get("hostPath") or node["path"]
-    given = node.get("type", "")
+    spec_type = node.get("type", "")
     major = node.get("major", 0)
-    is_minimal = bool(given) and (major != 0 or given == "p")
+    is_minimal = bool(spec_type) and (major != 0 or spec_type == "p")
     result = node.copy()
     try:
-        # The node itself: a link here could name any device of the host.
+        # The node itself: a symlink could lead to any device of the host.
         status = lstat(host)
     except (OSError, ValueError) as error:
         if is_minimal:
@@ -89,8 +89,8 @@ def _completed(node: DeviceNode, lstat: Callable[[str], os.stat_result]) -> Devi
     result.setdefault("fileMode", stat.S_IMODE(status.st_mode))
     if is_minimal:
         return result
-    if given and given != kind:
-        text = f'device node "{host}" is of type "{kind}" where the spec has "{given}"'
+    if spec_type and spec_type != kind:
+        text = f'device node "{host}" is of type "{kind}" where the spec has "{spec_type}"'
         raise CdiError("host-type-mismatch", text)
     result["type"] = kind
     if kind != "p" and major == 0:
@@ -100,10 +100,10 @@ def _completed(node: DeviceNode, lstat: Callable[[str], os.stat_result]) -> Devi
 
 
 def _existing(node: DeviceNode, lstat: Callable[[str], os.stat_result]) -> DeviceNode:
-    """Return the completed *node* as it can be given where no node can be made."""
+    """Return the completed *node* for a container in which no node can be created."""
     path = node["path"]
     host = node.get("hostPath") or path
-    # Two pipes have the same numbers, none: only the path tells which one is meant.
+    # Pipes have no numbers: only the path distinguishes two of them.
     if (node["type"] != "p" or path == host) and _is_at(path, node, lstat):
         return node
     if path != host and _is_at(host, node, lstat):
@@ -111,7 +111,7 @@ def _existing(node: DeviceNode, lstat: Callable[[str], os.stat_result]) -> Devic
         bound["bind"] = True
         return bound
     numbers = f"{node['type']} {node.get('major', 0)}:{node.get('minor', 0)}"
-    text = f'"{host}" is no device {numbers}, and in a user namespace none can be made'
+    text = f'"{host}" is not device {numbers}, and no node can be created in a user namespace'
     raise CdiError("host-device-missing", text)
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the differences between two CDI specs in what they request; pure.
 
-The way a document is written does not matter, nor does the order of members and devices, nor that
-of edits which end up side by side in an OCI config. The order of env, hooks and mounts does
-matter: it decides which one takes effect, runs first or is on top.
+The notation of a document, the order of members and devices, and the order of edits that are
+independent in an OCI config do not matter. The order of env, hooks and mounts does: it decides
+which one takes effect, runs first or is on top.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _SIGNS = {"added": "+", "removed": "-", "changed": "~", "reordered": "~"}
 
 @dataclass(frozen=True, slots=True)
 class SpecChange:
-    """One difference: *where* is the spec, its common edits or a device, *item* is what it has.
+    """One difference: *item* of *where*, which is the spec, its common edits or a device.
 
-    *old* and *new* are JSON values, None for what is not there. Of items that are reordered they
-    are lists of their names, as far as those differ.
+    *old* and *new* are JSON values, None for a missing item. For reordered items they are lists of
+    the names, without those that are equal at both ends.
     """
 
     what: What
@@ -43,7 +43,7 @@ class SpecChange:
             return head
         head += f": {self.item}"
         if self.what == "changed":
-            return f"{head}: {_told(self.old, self.new)}"
+            return f"{head}: {_changed_text(self.old, self.new)}"
         if self.what == "reordered":
             return f"{head} in another order: {_json(self.old)} -> {_json(self.new)}"
         return f"{head}: {_json(self.new if self.what == 'added' else self.old)}"
@@ -51,7 +51,7 @@ class SpecChange:
 
 @dataclass(frozen=True, slots=True)
 class _List:
-    """How to compare a list of edits: words for one and all, what one is known by, its order."""
+    """How to compare a list of edits: its nouns, the key of an item, whether its order counts."""
 
     noun: str
     plural: str
@@ -60,7 +60,7 @@ class _List:
 
 
 def _hook_key(hook: dict[str, Any]) -> str:
-    # One program usually is several hooks; its first argument says which.
+    # One program usually serves as several hooks, which its first argument distinguishes.
     return " ".join([hook["hookName"], hook["path"], *hook.get("args", ())[1:2]])
 
 
@@ -79,9 +79,9 @@ _LISTS = {
 
 
 def compare(old: Spec, new: Spec) -> list[SpecChange]:
-    """Return what differs in *new*, as a document has it from top to bottom; nothing if equal.
+    """Return the differences of *new*, in the order of a document; [] if the specs are equal.
 
-    Raises CdiError as a loader.
+    Raises CdiError as a loader does.
     """
     before, after = (generate.canonical(document.check(spec)) for spec in (old, new))
     changes = [
@@ -98,8 +98,8 @@ def compare(old: Spec, new: Spec) -> list[SpecChange]:
 
 def _value(where: str, item: str, old: Any, new: Any) -> Iterator[SpecChange]:  # noqa: ANN401 (JSON)
     if old != new:
-        what: What = "added" if old is None else "removed" if new is None else "changed"
-        yield SpecChange(what, where, item, old, new)
+        kind: What = "added" if old is None else "removed" if new is None else "changed"
+        yield SpecChange(kind, where, item, old, new)
 
 
 def _annotations(where: str, old: Spec | Device, new: Spec | Device) -> Iterator[SpecChange]:
@@ -120,7 +120,7 @@ def _edits(where: str, old: Edits, new: Edits) -> Iterator[SpecChange]:
     for member, how in _LISTS.items():
         before, after = (list(_items(edits, member)) for edits in (old, new))
         if not how.is_ordered:
-            # Stable: of two device nodes with one path, the later one counts.
+            # A stable sort: of two device nodes with one path, the later one counts.
             before.sort(key=how.key)
             after.sort(key=how.key)
         yield from _list(where, how, before, after)
@@ -132,7 +132,7 @@ def _items(edits: Edits, member: str) -> list[Any]:
 
 
 def _list(where: str, how: _List, old: list[Any], new: list[Any]) -> Iterator[SpecChange]:
-    """Yield what differs between two lists of edits: items first, then their order."""
+    """Yield the differences between two lists of edits: items first, then their order."""
     pairs = _pairs(enumerate(old), enumerate(new), _json)
     paired = set(pairs.values())
     pairs |= _pairs(
@@ -155,7 +155,7 @@ def _list(where: str, how: _List, old: list[Any], new: list[Any]) -> Iterator[Sp
     if order != sorted(order):
         before, after = [old[i] for i in sorted(pairs)], [new[j] for j in sorted(order)]
         names = [how.key(item) for item in before], [how.key(item) for item in after]
-        # Two items of one name can only be told apart as a whole.
+        # Items with the same name are distinguished by their whole value.
         alike = names[0] == names[1]
         yield SpecChange(
             "reordered", where, how.plural, *_trimmed(*((before, after) if alike else names))
@@ -165,17 +165,17 @@ def _list(where: str, how: _List, old: list[Any], new: list[Any]) -> Iterator[Sp
 def _pairs(
     old: Iterable[tuple[int, Any]], new: Iterable[tuple[int, Any]], key: Callable[[Any], str]
 ) -> dict[int, int]:
-    """Return place in *old* → place in *new* of the items with the same *key*, in their order."""
+    """Return index in *old* → index in *new* of items with the same *key*, in their order."""
     places: defaultdict[str, list[int]] = defaultdict(list)
     for i, item in new:
         places[key(item)].append(i)
-    left = {name: iter(found) for name, found in places.items()}
-    pairs = ((i, next(left.get(key(item), iter(())), None)) for i, item in old)
+    unpaired = {name: iter(positions) for name, positions in places.items()}
+    pairs = ((i, next(unpaired.get(key(item), iter(())), None)) for i, item in old)
     return {i: j for i, j in pairs if j is not None}
 
 
 def _trimmed(old: list[Any], new: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Return both lists without what they begin and end with alike."""
+    """Return both lists without their equal items at the start and the end."""
     start = 0
     while start < len(old) and old[start] == new[start]:
         start += 1
@@ -185,8 +185,8 @@ def _trimmed(old: list[Any], new: list[Any]) -> tuple[list[Any], list[Any]]:
     return old[start:end], new[start:end]
 
 
-def _told(old: Any, new: Any) -> str:  # noqa: ANN401 (JSON)
-    """Return what changed: of an object, its members that did."""
+def _changed_text(old: Any, new: Any) -> str:  # noqa: ANN401 (JSON)
+    """Return the change as text: for objects, only the members that changed."""
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return f"{_json(old)} -> {_json(new)}"
     return ", ".join(

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check a decoded CDI document: members, types, values, version.
 
-On the start path; pure. CDI SPEC.md, "CDI JSON Specification". What is refused, and which reason
-is reported first, follows the reference library. `quick` recognises common documents faster.
+On the start path; pure. CDI SPEC.md, "CDI JSON Specification". Which documents are refused, and
+which reason is reported first, follows the reference library. `quick` recognises common documents
+faster.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ HOOK_NAMES = (
     "poststart",
     "poststop",
 )
-# Where the programs of processes are: what is there when a hook runs is the image's to choose.
+# Files of processes: the image decides which program is there when a hook runs.
 _OF_PROCESSES = (
     ("proc",),
     *(("dev", name) for name in ("fd", "stdin", "stdout", "stderr")),
@@ -81,15 +82,15 @@ TABLES: dict[str, dict[str, Any]] = {
 }
 _STRINGS = frozenset((str,))
 _FOLDED = {name: {member.lower(): member for member in table} for name, table in TABLES.items()}
-# What readers in Go have in place of a null item; of the other shapes a null item crashes them.
+# Readers in Go replace a null item with these; a null item of another shape crashes them.
 _NULL_ITEMS: dict[Any, Any] = {str: "", "device": {}, UINT32: 0}
 
 
 class Problem:
     """One reason why a document is refused.
 
-    *category* is a stable word, *path* leads there by member names and list indices, and *message*
-    is one line without the path.
+    *category* is a stable word, *path* consists of member names and list indices, and *message* is
+    one line without the path.
     """
 
     __slots__ = ("category", "message", "path")
@@ -116,16 +117,16 @@ def check_normalised(spec: Any) -> Spec:  # noqa: ANN401 (JSON)
 
 
 def place(path: Path) -> str:
-    """Return *path* as people write it: `devices[0].containerEdits.env[1]`."""
+    """Return *path* as text, such as `devices[0].containerEdits.env[1]`."""
     text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
     return text.removeprefix(".")
 
 
 def normalise(document: object) -> Any:  # noqa: ANN401 (JSON)
-    """Return *document* as readers in Go see it; what does not fit stays as it is.
+    """Return *document* as readers in Go see it; values of a wrong shape are unchanged.
 
-    Member names match without regard to case, a scalar is a string where a string is wanted, a
-    whole float is an integer where one is wanted, and a null member is as good as absent.
+    Member names match regardless of case, a scalar becomes a string where the format has a
+    string, a whole float becomes an integer where it has one, and null members are dropped.
     """
     return _normal("spec", document)
 
@@ -183,7 +184,7 @@ def _members(table: str, value: dict[str, Any]) -> dict[str, Any]:
             name: _normal(members[name], item) for name, item in value.items() if item is not None
         }
     result = {}
-    # Of names that differ in case only, the one that sorts last by bytes counts.
+    # If names differ only in case, the one that sorts last by bytes counts.
     several = len({fold(key) for key in value}) < len(value)
     for key in sorted(value, key=_bytes) if several else value:
         name = key if key in members else folded.get(fold(key), key)
@@ -194,13 +195,13 @@ def _members(table: str, value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bytes(text: str) -> bytes:
-    """Return *text* as bytes to sort by."""
+    """Return *text* as bytes, the key to sort by."""
     return text.encode("utf-8", "surrogatepass")
 
 
 def fold(name: str) -> str:
-    """Return *name* as member names are compared."""
-    # Go folds by Unicode's simple rules, which know one more letter for s (and K for k, as lower).
+    """Return *name* in the form in which member names are compared."""
+    # Go folds by Unicode's simple rules, in which the long s equals s too.
     return name.replace("\u017f", "s").lower()
 
 
@@ -210,23 +211,23 @@ def _string(value: object) -> object:
 
 
 def scalar_text(value: str | float) -> str:
-    """Return the string that readers in Go make of a scalar where they want a string."""
+    """Return the string to which readers in Go convert a scalar."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
         return "true" if value else "false"
-    # Not str() of any number: above 4300 digits it raises, and no reader has such an integer.
+    # str() raises above 4300 digits; no reader has an integer as large.
     if isinstance(value, int) and INT64[0] <= value < 2**64:
         return str(value)
     try:
         return _float_text(float(value))
     except OverflowError:
-        # Go's parser leaves what no float holds as it is written.
+        # Go's parser does not change a number that no float can hold.
         return str(value)
 
 
 def _float_text(value: float) -> str:
-    """Return *value* as Go prints one of single precision: the shortest form that reads back."""
+    """Return *value* as Go prints a float of single precision: the shortest exact form."""
     if value != value:  # noqa: PLR0124 (NaN; math is not for the start path)
         return "NaN"
     value = _single(value)
@@ -251,56 +252,58 @@ def _single(value: float) -> float:
     return scaled - (scaled - value)
 
 
-def _fitting(shape: Any, value: object, path: Path, found: list[Problem]) -> Any:  # noqa: ANN401 (JSON)
-    """Return what of *value* has *shape*; add what has not to *found*, an empty value instead."""
+def _fitting(shape: Any, value: object, path: Path, misfits: list[Problem]) -> Any:  # noqa: ANN401 (JSON)
+    """Return *value* with empty values for parts of a wrong shape, which go to *misfits*."""
     if isinstance(shape, str):
-        return _fitting_members(shape, value, path, found)
+        return _fitting_members(shape, value, path, misfits)
     if isinstance(shape, list):
         if not isinstance(value, list):
-            found.append(Problem("wrong-type", path, "is not a list"))
+            misfits.append(Problem("wrong-type", path, "is not a list"))
             return []
         if shape[0] is str and _STRINGS.issuperset(map(type, value)):
             return value
-        return [_fitting(shape[0], item, (*path, i), found) for i, item in enumerate(value)]
+        return [_fitting(shape[0], item, (*path, i), misfits) for i, item in enumerate(value)]
     if isinstance(shape, tuple):
-        # bool is a subclass of int in Python and something else in JSON.
+        # bool is a subclass of int in Python, but a type of its own in JSON.
         if not isinstance(value, int) or isinstance(value, bool):
-            found.append(Problem("wrong-type", path, "is not a whole number"))
+            misfits.append(Problem("wrong-type", path, "is not a whole number"))
         elif not shape[0] <= value <= shape[1]:
-            found.append(Problem("wrong-type", path, f"is not from {shape[0]} to {shape[1]}"))
+            misfits.append(Problem("wrong-type", path, f"is not from {shape[0]} to {shape[1]}"))
         else:
             return value
         return 0
     if not isinstance(value, shape):
         kinds = {str: "a string", bool: "true or false", dict: "a map"}
-        found.append(Problem("wrong-type", path, f"is not {kinds[shape]}"))
+        misfits.append(Problem("wrong-type", path, f"is not {kinds[shape]}"))
         return shape()
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(item, str):
-                found.append(Problem("wrong-type", (*path, key), "is not a string"))
+                misfits.append(Problem("wrong-type", (*path, key), "is not a string"))
     return value
 
 
-def _fitting_members(table: str, value: object, path: Path, found: list[Problem]) -> Any:  # noqa: ANN401 (JSON)
+def _fitting_members(table: str, value: object, path: Path, misfits: list[Problem]) -> Any:  # noqa: ANN401 (JSON)
     if not isinstance(value, dict):
-        found.append(Problem("wrong-type", path, "is null" if value is None else "is no object"))
+        misfits.append(
+            Problem("wrong-type", path, "is null" if value is None else "is not an object")
+        )
         return {}
     members = TABLES[table]
     result = {}
-    # Go's decoder meets the members in this order.
+    # The order in which Go's decoder reads the members.
     is_known = members.keys() >= value.keys()
     for key in sorted(value, key=None if is_known else _bytes):
         if key in members:
-            result[key] = _fitting(members[key], value[key], (*path, key), found)
+            result[key] = _fitting(members[key], value[key], (*path, key), misfits)
         else:
             text = f'the format has no member "{key}" here'
-            found.append(Problem("unknown-field", (*path, key), text))
+            misfits.append(Problem("unknown-field", (*path, key), text))
     return result
 
 
 def _semantics(spec: Spec) -> Iterator[Problem]:
-    """Yield what is wrong with *spec*, a document in which every value has its shape."""
+    """Yield the problems of *spec*, a document in which every value has the right shape."""
     yield from _version_problems(spec)
     try:
         vendor, cls = names.split_kind(spec.get("kind", ""))
@@ -324,7 +327,7 @@ def _semantics(spec: Spec) -> Iterator[Problem]:
             yield Problem("empty-edits", (*path, "containerEdits"), text)
         yield from _edits_problems(edits, (*path, "containerEdits"))
         if name in seen:
-            text = f'device "{name}" is there already'
+            text = f'device "{name}" occurs more than once'
             yield Problem("duplicate-device", (*path, "name"), text)
         seen.add(name)
     if not spec.get("devices"):
@@ -354,7 +357,7 @@ def _edits_problems(edits: Edits, path: Path) -> Iterator[Problem]:
             yield Problem("device-type", (*here, "type"), text)
         permissions = node.get("permissions", "")
         if permissions != "none" and permissions.strip("rwm"):
-            text = f'"{permissions}" is neither made of r, w, m nor "none"'
+            text = f'"{permissions}" is neither "none" nor a combination of r, w, m'
             yield Problem("device-permissions", (*here, "permissions"), text)
     for i, hook in enumerate(edits.get("hooks", ())):
         here = (*path, "hooks", i)
@@ -374,7 +377,7 @@ def _edits_problems(edits: Edits, path: Path) -> Iterator[Problem]:
             yield Problem("mount-container-path", (*here, "containerPath"), text)
     clos_id = (edits.get("intelRdt") or {}).get("closID", "")
     if clos_id != "/" and _is_bad_clos_id(clos_id):
-        text = 'is no name of a directory of less than 4096 bytes, nor "/"'
+        text = 'is neither "/" nor a directory name of less than 4096 bytes'
         yield Problem("rdt-clos-id", (*path, "intelRdt", "closID"), text)
     yield from _net_device_problems(edits, path)
 
@@ -382,16 +385,18 @@ def _edits_problems(edits: Edits, path: Path) -> Iterator[Problem]:
 def hook_path_problem(path: str) -> str:
     """Return why *path* cannot be the program of a hook, "" if it can be.
 
-    A low-level runtime runs it as root of the host, in the directory of the container's root.
+    A low-level runtime runs it as root on the host, in the container's root directory.
     """
     if not path:
         return "the hook has no path"
     if not path.startswith("/"):
-        return f'"{path}" is not absolute: runc would run the program that the image has there'
+        return f'"{path}" is not absolute: runc would run a program of the image'
     parts = [part for part in path.split("/") if part not in ("", ".")]
-    # Behind a link, ".." leads elsewhere than its text does, but at most up to the root.
+    # After a symlink, ".." can lead to any directory up to the root.
     starts = [0, *(i + 1 for i, part in enumerate(parts) if part == "..")]
-    if any(tuple(parts[at : at + len(end)]) == end for at in starts for end in _OF_PROCESSES):
+    if any(
+        tuple(parts[start : start + len(end)]) == end for start in starts for end in _OF_PROCESSES
+    ):
         return f'"{path}" leads to files of processes: runc would run a program of the image'
     return ""
 
@@ -421,10 +426,10 @@ def _net_device_problems(edits: Edits, path: Path) -> Iterator[Problem]:
             text = "the network device has no name in the container"
             yield Problem("netdev-name", (*here, "name"), text)
         if host in hosts:
-            text = f'network device "{host}" is there already'
+            text = f'network device "{host}" occurs more than once'
             yield Problem("netdev-duplicate-host", (*here, "hostInterfaceName"), text)
         if name in inside:
-            text = f'network name "{name}" is there already'
+            text = f'network name "{name}" occurs more than once'
             yield Problem("netdev-duplicate-name", (*here, "name"), text)
         hosts.add(host)
         inside.add(name)

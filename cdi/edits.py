@@ -2,7 +2,7 @@
 """Container edits: collect those of a request and apply them to an OCI config; pure.
 
 On the start path. CDI SPEC.md, "containerEdits"; for the OCI side, config.md and config-linux.md.
-What only the host knows (a node's type and numbers) has been completed before `apply`.
+A node's type and numbers, which only the host knows, are completed before `apply`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from cdi.wire import DeviceNode, Edits, Mount, OciConfig
 
-# Where low-level runtimes start hooks without env with the variables of the image.
+# Stages at which low-level runtimes start a hook without env with the image's variables.
 WITH_IMAGE = ("createContainer", "startContainer")
 _LISTS = ("env", "deviceNodes", "netDevices", "mounts", "hooks", "additionalGids")
 
@@ -33,7 +33,7 @@ def merge(parts: Iterable[Edits]) -> Edits:
 
 
 def describe(edits: Edits) -> list[str]:
-    """Return one line for each thing that *edits* would do."""
+    """Return one line for each of *edits*."""
     return [
         *(f"env {entry}" for entry in edits.get("env") or ()),
         *(_describe_node(node) for node in edits.get("deviceNodes") or ()),
@@ -45,7 +45,7 @@ def describe(edits: Edits) -> list[str]:
 
 
 def has_user_namespace(config: OciConfig) -> bool:
-    """Return whether *config* asks for a user namespace, a new one or one that is there."""
+    """Return whether *config* requests a user namespace, a new or an existing one."""
     namespaces = (config.get("linux") or {}).get("namespaces") or ()
     return any(item.get("type") == "user" for item in namespaces)
 
@@ -53,7 +53,7 @@ def has_user_namespace(config: OciConfig) -> bool:
 def allows_all(config: OciConfig) -> bool:
     """Return whether the device rules of *config* let the container use every character device.
 
-    As `--privileged` does: then it has every GPU, whatever it asked for. The order counts.
+    `--privileged` sets such rules; the container then has every GPU. Their order counts.
     """
     allowed: set[str] = set()
     for rule in ((config.get("linux") or {}).get("resources") or {}).get("devices") or ():
@@ -64,7 +64,7 @@ def allows_all(config: OciConfig) -> bool:
         elif kind == "c":
             access = set(str(rule.get("access") or "rwm"))
             if not rule.get("allow"):
-                # Also of one device: then it is not every one.
+                # A rule that denies one device is enough: not every device is allowed.
                 allowed -= access
             elif all(rule.get(number) in (None, -1) for number in ("major", "minor")):
                 allowed |= access
@@ -107,7 +107,7 @@ def apply(edits: Edits, config: OciConfig) -> None:
     if rdt is not None:
         _section(config, "linux")["intelRdt"] = {k: v for k, v in rdt.items() if v}
     for gid in edits.get("additionalGids") or ():
-        # 0 is what a lost value looks like, and every root process has it anyway.
+        # 0 may stand for a missing value, and every root process has that group anyway.
         if gid:
             gids = _list(_section(_section(config, "process"), "user"), "additionalGids")
             if gid not in gids:
@@ -147,8 +147,8 @@ def _merged_env(env: list[str], edits: list[str]) -> list[str]:
 def _apply_nodes(nodes: list[DeviceNode], user: dict[str, Any], config: OciConfig) -> None:
     """Write *nodes* to linux.devices, and for each device its rule to linux.resources.devices.
 
-    A node to bind only gets the rule, and takes the entries of its path away: low-level runtimes
-    make devices after mounts, so that an entry would lie on top.
+    A node to bind gets only the rule, and existing entries of its path are removed: low-level
+    runtimes create devices after mounts, so that an entry would hide the mount.
     """
     linux = _section(config, "linux")
     devices = _list(linux, "devices")
@@ -173,13 +173,13 @@ def _apply_nodes(nodes: list[DeviceNode], user: dict[str, Any], config: OciConfi
 
 
 def _is_device_at(path: str, device: dict[str, Any] | None) -> bool:
-    """Return whether *device* of linux.devices is the one at *path*, which is normalised."""
+    """Return whether the entry *device* of linux.devices is at the normalised *path*."""
     written = (device or {}).get("path")
     return isinstance(written, str) and pathnames.normpath(written) == path
 
 
 def _places(items: list[Any], member: str) -> dict[str, list[int]]:
-    """Return value of *member* → where in *items* it is, in order."""
+    """Return value of *member* → indices of the *items* with that value, in order."""
     places: dict[str, list[int]] = {}
     for i, item in enumerate(items):
         if isinstance(item.get(member), str):
@@ -191,7 +191,7 @@ def _device(node: DeviceNode, user: dict[str, Any]) -> dict[str, Any]:
     members = ("path", "type", "major", "minor", "fileMode", "uid", "gid")
     device: dict[str, Any] = {m: value for m, value in node.items() if m in members}
     for member in ("uid", "gid"):
-        # An owner nobody named is the container's user, so that it can open the device.
+        # Without an owner, the device belongs to the container's user, who can then open it.
         if member not in device and user.get(member, 0) > 0:
             device[member] = user[member]
     return device
@@ -213,9 +213,9 @@ def _apply_rule(node: DeviceNode, linux: dict[str, Any]) -> None:
 
 
 def _bind(node: DeviceNode) -> dict[str, Any]:
-    """Return the mount that gives the container the host's own *node*."""
-    # Not idmapped: devtmpfs cannot be. A nested user namespace may not lift what the mount of the
-    # host's /dev forbids, usually these two: mount_namespaces(7), "locked".
+    """Return the bind mount of the host's own *node*."""
+    # Not idmapped, which devtmpfs does not support. A nested user namespace may not clear flags
+    # of the mount of the host's /dev, usually these two: mount_namespaces(7), "locked".
     return {
         "destination": node["path"],
         "source": node["hostPath"],
@@ -224,7 +224,7 @@ def _bind(node: DeviceNode) -> dict[str, Any]:
 
 
 def _mount(edit: Mount, *, is_mapped: bool) -> dict[str, Any]:
-    """Return the OCI mount of *edit*; *is_mapped*: of a container with id mappings of its own."""
+    """Return the OCI mount of *edit*; *is_mapped* is true if the container has id mappings."""
     mount: dict[str, Any] = {"destination": edit["containerPath"], "source": edit["hostPath"]}
     if edit.get("type"):
         mount["type"] = edit["type"]
@@ -237,7 +237,7 @@ def _mount(edit: Mount, *, is_mapped: bool) -> dict[str, Any]:
 
 
 def _apply_mounts(added: list[dict[str, Any]], config: OciConfig) -> None:
-    """Replace mounts of the same destination, then sort all by depth, stably."""
+    """Replace mounts of the same destination, then sort all by depth with a stable sort."""
     mounts = _list(config, "mounts")
     slots: list[Any] = list(mounts)
     places = _places(mounts, "destination")

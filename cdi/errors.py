@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one exception of this package: what is wrong with a CDI document or request, by category."""
+"""The one exception of this package: a problem with a CDI document or request, by category."""
 
 from __future__ import annotations
 
 
 class CdiError(Exception):
-    """A document, a name or an injection is refused; *category* is a stable word for why."""
+    """A document, a name or an injection is refused, for the reason *category*, a stable word."""
 
     def __init__(self, category: str, message: str) -> None:
         super().__init__(message)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turn named edits into a CDI spec and its text: canonical order, the lowest version; pure.
 
-Every consumer reads this text in the same way. `lower` drops members for older consumers.
+Every consumer reads this text as the same document. `lower` drops members for older consumers.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from cdi import document, names, version, yaml_text
 from cdi.errors import CdiError
 from cdi.wire import Edits, Spec
 
-# What stays though it is empty or zero: members that are required, and those where readers in Go
-# tell 0 from nothing. The order of members is that of `document.TABLES`.
+# Members that are written even if they are empty or zero: required ones, and those for which
+# readers in Go distinguish 0 from a missing member. `document.TABLES` sets the order.
 _KEPT: dict[str, frozenset[str]] = {
     "spec": frozenset({"cdiVersion", "kind", "devices"}),
     "device": frozenset({"name", "containerEdits"}),
@@ -38,7 +38,7 @@ def spec(
 ) -> Spec:
     """Return a document of *kind* with *devices* (name, edits), sorted by name.
 
-    Raises CdiError as `produce`.
+    Raises CdiError as `produce` does.
     """
     entries = [{"name": name, "containerEdits": edits} for name, edits in devices]
     return produce(
@@ -52,20 +52,20 @@ def spec(
 
 
 def produce(document_: object) -> Spec:
-    """Return *document_* in canonical form and of the lowest version, whatever it claims.
+    """Return *document_* in canonical form with the lowest version; ignore its own version.
 
-    Raises CdiError if it would be refused on loading, or has what only a reader puts up with:
-    a vendor or class of one character, or annotations that are not by Kubernetes' rule.
+    Raises CdiError if a loader would refuse it, if its vendor or class has one character, or if
+    its annotations do not follow Kubernetes' rules.
     """
     normal = document.normalise(document_)
     if isinstance(normal, dict):
         normal["cdiVersion"] = version.KNOWN[-1]
     result = canonical(document.check_normalised(normal))
-    for what, part in zip(("vendor", "class"), names.split_kind(result["kind"])):
+    for part_name, part in zip(("vendor", "class"), names.split_kind(result["kind"])):
         if len(part) == 1:
-            # As consumers built with any release of the reference library up to v1.1.0.
-            text = f'a {what} of one character, "{part}", crashes consumers'
-            raise CdiError(what, text)
+            # It crashes the reference library up to v1.1.0.
+            text = f'a {part_name} of one character, "{part}", crashes consumers'
+            raise CdiError(part_name, text)
     for owner in (result, *result["devices"]):
         rule.check(owner.get("annotations"))
     result["cdiVersion"] = version.minimum(result)
@@ -73,16 +73,16 @@ def produce(document_: object) -> Spec:
 
 
 def canonical(checked: Spec) -> Spec:
-    """Return *checked* with its members in canonical order, the empty and zero ones left out."""
+    """Return *checked* with members in canonical order and without empty or zero ones."""
     return cast("Spec", _ordered("spec", checked))
 
 
 def lower(checked: Spec, max_version: str) -> tuple[Spec, list[str]]:
     """Return *checked* in canonical form without what *max_version* lacks, and what was dropped.
 
-    The new document claims the lowest version that will do; there is one line for each thing that
-    is missing in it. Raises CdiError "version-unknown", "version-too-low" if something cannot be
-    dropped, and "empty-edits" if nothing would be left of a device.
+    The new document has the lowest version that is enough. The second result has one line for each
+    dropped item. Raises CdiError "version-unknown", "version-too-low" if an item cannot be
+    dropped, and "empty-edits" if a device would have no edits.
     """
     limit = max_version.removeprefix("v")
     if limit not in version.KNOWN:
@@ -107,7 +107,7 @@ def lower(checked: Spec, max_version: str) -> tuple[Spec, list[str]]:
         raise CdiError("version-too-low", f"cannot be lowered to {limit}: {'; '.join(needed)}")
     for device in result["devices"]:
         if document.is_empty(device["containerEdits"]):
-            text = f'nothing would be left of device "{device["name"]}" at {limit}'
+            text = f'no edits would be left of device "{device["name"]}" at {limit}'
             raise CdiError("empty-edits", text)
     if not result.get("containerEdits", True):
         del result["containerEdits"]
@@ -116,11 +116,11 @@ def lower(checked: Spec, max_version: str) -> tuple[Spec, list[str]]:
 
 
 def spec_name(kind: str, transient_id: str | None = None) -> str:
-    """Return the usual name, without ending, of the file of *kind*.
+    """Return the usual file name of a spec of *kind*, without an extension.
 
-    With a *transient_id* it is one for a spec that lives no longer than, say, one container. The
-    id is to be unique on the host for that kind. Only a *kind* that cannot be split is refused,
-    as CdiError "kind"; the name of one with a second slash no store accepts.
+    With a *transient_id* it is the name of a short-lived spec, for example of one container. The
+    id must be unique on the host for that kind. Raises CdiError "kind" only if *kind* cannot be
+    split; `store` refuses the name of a kind with a second slash.
     """
     vendor, cls = names.split_kind(kind)
     if not vendor:
@@ -140,7 +140,7 @@ def encode(checked: Spec, format_: str) -> str:
 def encode_canonical(spec_: Spec, format_: str) -> str:
     """Return the text of *spec_*, which is in canonical form, as `encode` does."""
     if format_ == "json":
-        # Go's writer leaves no structure out.
+        # Go's writer writes empty structures.
         return encode_json({**spec_, "containerEdits": spec_.get("containerEdits", {})})
     text = yaml_text.encode(spec_)
     _refuse_surrogates(text)
@@ -148,7 +148,7 @@ def encode_canonical(spec_: Spec, format_: str) -> str:
 
 
 def encode_json(document_: Spec) -> str:
-    """Return *document_* as one line of JSON, in a form that every reader takes.
+    """Return *document_* as one line of JSON that every reader accepts.
 
     Raises CdiError "syntax" for a string that UTF-8 cannot hold.
     """
@@ -166,28 +166,29 @@ def _refuse_surrogates(text: str) -> None:
 
 
 def _ordered(shape: Any, value: Any) -> Any:  # noqa: ANN401 (JSON)
-    """Return *value*, of the *shape* by `document.TABLES`, without members that are empty."""
+    """Return *value*, whose *shape* is one of `document.TABLES`, without empty members."""
     if isinstance(shape, list):
         return [_ordered(shape[0], item) for item in value]
     if shape is dict:
-        # As Go's writer: a map has no order of its own.
+        # Go's writer sorts the keys of a map.
         return dict(sorted(value.items()))
     if not isinstance(shape, str):
         return value
     members = {}
-    kept = _KEPT[shape]
+    always_written = _KEPT[shape]
     for member, inside in document.TABLES[shape].items():
         if member in value:
             item = value[member]
-            # Most are scalars, which are in order.
+            # Most values are scalars, which need no ordering.
             if isinstance(inside, (str, list)) or inside is dict:
                 item = _ordered(inside, item)
-            if item or member in kept:
+            if item or member in always_written:
                 members[member] = item
     return members
 
 
-# Each yields, for a spec or a device, (whether it can be dropped, what it is), and drops it.
+# Each function drops the members of one version from a spec or a device, and yields a pair for
+# each: whether it can be dropped, and its description.
 def _drop_1_1_0(owner: dict[str, Any]) -> Iterator[tuple[bool, str]]:
     edits = owner.get("containerEdits", {})
     for device in edits.pop("netDevices", ()):
@@ -195,7 +196,7 @@ def _drop_1_1_0(owner: dict[str, Any]) -> Iterator[tuple[bool, str]]:
     for member in ("schemata", "enableMonitoring"):
         if member in edits.get("intelRdt", {}):
             yield True, f"intelRdt {member} {json.dumps(edits['intelRdt'].pop(member))}"
-            # What is left says nothing, and would be more than nothing.
+            # An empty intelRdt would still count as an edit.
             if not edits["intelRdt"]:
                 del edits["intelRdt"]
 
@@ -210,7 +211,7 @@ def _drop_0_7_0(owner: dict[str, Any]) -> Iterator[tuple[bool, str]]:
 
 def _drop_0_6_0(owner: dict[str, Any]) -> Iterator[tuple[bool, str]]:
     if "." in owner.get("kind", "").partition("/")[2]:
-        yield False, f'there is a dot in the class of "{owner["kind"]}"'
+        yield False, f'a dot in the class of "{owner["kind"]}"'
     for key in owner.pop("annotations", ()):
         yield True, f'annotation "{key}"'
 
@@ -230,7 +231,7 @@ def _drop_0_5_0(owner: dict[str, Any]) -> Iterator[tuple[bool, str]]:
 def _drop_0_4_0(owner: dict[str, Any]) -> Iterator[tuple[bool, str]]:
     for mount in owner.get("containerEdits", {}).get("mounts", ()):
         if "type" in mount:
-            # With one of these options, low-level runtimes do not look at the type.
+            # With one of these options, low-level runtimes ignore the type.
             is_bind = not {"bind", "rbind"}.isdisjoint(mount.get("options", ()))
             text = f'the type "{mount["type"]}" of the mount on "{mount["containerPath"]}"'
             if is_bind:

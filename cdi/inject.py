@@ -21,9 +21,9 @@ def inject(
 ) -> OciConfig:
     """Return a copy of *config* with the devices *names* of *registry* added; all or nothing.
 
-    Raises CdiError "unresolvable" and those of `complete`. What the host does not tell is taken
-    from *lstat*. Members of *config* that OCI does not have are kept. As with the reference
-    library a node is a device in user namespaces too, where runc chooses it by its path.
+    Raises CdiError "unresolvable" and those of `complete`. *lstat* returns the status of the
+    host's device nodes. Members of *config* that OCI does not define are kept. Nodes are not bound
+    in user namespaces, as with the reference library; runc then chooses the device by its path.
     """
     edits = complete(registry.resolve(names), lstat)
     result = copy.deepcopy(config)

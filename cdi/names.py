@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from cdi.errors import CdiError
 
-# Sets of characters rather than patterns: importing `re` costs as much as the interpreter's start.
+# Sets of characters, not patterns: importing `re` costs as much as the interpreter's start.
 _LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 _ALPHANUMERIC = _LETTERS | frozenset("0123456789")
 _IN_NAME = _ALPHANUMERIC | frozenset("_.-")
@@ -26,21 +26,21 @@ def is_device(text: str) -> bool:
 
 
 def check_vendor(vendor: str) -> None:
-    """Raise CdiError "vendor" unless *vendor* begins with a letter and ends alphanumeric."""
+    """Raise CdiError "vendor" unless *vendor* can name a vendor."""
     if not is_name(vendor):
-        raise CdiError("vendor", f'"{vendor}" is no vendor name')
+        raise CdiError("vendor", f'"{vendor}" is not a vendor name')
 
 
 def check_class(name: str) -> None:
-    """Raise CdiError "class" unless *name* begins with a letter and ends alphanumeric."""
+    """Raise CdiError "class" unless *name* can name a class."""
     if not is_name(name):
-        raise CdiError("class", f'"{name}" is no class name')
+        raise CdiError("class", f'"{name}" is not a class name')
 
 
 def check_device(name: str) -> None:
-    """Raise CdiError "device-name" unless *name* begins and ends alphanumeric."""
+    """Raise CdiError "device-name" unless *name* can name a device."""
     if not is_device(name):
-        raise CdiError("device-name", f'"{name}" is no device name')
+        raise CdiError("device-name", f'"{name}" is not a device name')
 
 
 def split_kind(kind: str) -> tuple[str, str]:

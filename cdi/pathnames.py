@@ -2,7 +2,7 @@
 """Take paths apart as `posixpath` does, without importing it; pure.
 
 On the start path: `posixpath` imports `os`, which costs a quarter of the interpreter's own start.
-There, `posix` has the system calls. A test compares these functions with the standard library's.
+The system calls come from `posix`. A test compares these functions with the standard library's.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 def split(path: str) -> tuple[str, str]:
     """Return directory and name of *path*."""
     directory, slash, name = path.rpartition("/")
-    # Of slashes alone, each is part of the directory.
+    # If the directory consists of slashes only, it keeps them all.
     return directory.rstrip("/") or directory + slash, name
 
 
@@ -33,9 +33,9 @@ def join(directory: str, name: str) -> str:
 
 
 def normpath(path: str) -> str:
-    """Return *path* without empty parts, `.` and `..`, as if no directory were a link.
+    """Return *path* without empty parts, `.` and `..`, as if no directory were a symlink.
 
-    Two leading slashes stay, since POSIX lets them mean something.
+    Two leading slashes are kept, because POSIX allows a special meaning for them.
     """
     if not path:
         return "."

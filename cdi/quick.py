@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recognise common CDI documents for little more than the cost of decoding their JSON.
 
-On the start path; pure. A document that `devices` accepts is one that `document.check` returns
-unchanged; in any doubt `devices` gives no answer, and `document.check` decides. A property test
-compares the two.
+On the start path; pure. `document.check` returns every document unchanged that `devices` accepts.
+If `devices` is in doubt, it returns None, and `document.check` decides. A property test compares
+the two.
 
 Objects of one kind are checked together, one member at a time: a node with hundreds of devices
-costs some calls into the interpreter's own loops instead of thousands of steps in ours.
+costs a few calls into loops of the interpreter instead of thousands of steps in Python.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     from cdi.wire import Device
 
-    # Looks at all values of a member; returns how many members the objects in them have.
+    # Checks all values of a member; returns the number of members of the objects in them.
     Check = Callable[[list[Any]], int]
 
-# What is looked at here, 0.5.0 has; whatever newer versions brought is left to the full check.
+# Every member checked here exists in 0.5.0; members of newer versions need the full check.
 _VERSIONS = frozenset(version.KNOWN[version.KNOWN.index("0.5.0") :])
 
 
@@ -39,19 +39,19 @@ class _DoubtError(Exception):
 
 def devices(text: str, spec: Any) -> dict[str, Device] | None:  # noqa: ANN401 (JSON)
     """Return name → device of *spec*, decoded from the JSON *text*; None if it is in doubt."""
-    # Without white space before a colon, each member's name ends with `":`. If there are no more
-    # of those than members in the decoded document, no member was there twice.
+    # Without white space before a colon, each member's name ends with `":`. If the text has no
+    # more of those than the decoded document has members, no member occurs twice.
     names_end = text.count('":')
     if names_end != text.count(":") and any(map(contains, repeat(text), _SPACED_COLONS)):
         return None
     try:
         members = _objects([spec], _SPEC, ("cdiVersion", "kind", "devices"))
-        found = {device["name"]: device for device in spec["devices"]}
+        by_name = {device["name"]: device for device in spec["devices"]}
     except (_DoubtError, KeyError, TypeError, AttributeError):
         return None
-    if not found or len(found) != len(spec["devices"]) or members != names_end:
+    if not by_name or len(by_name) != len(spec["devices"]) or members != names_end:
         return None
-    return found
+    return by_name
 
 
 def _require(*facts: bool) -> int:
@@ -61,7 +61,7 @@ def _require(*facts: bool) -> int:
 
 
 def _objects(objects: list[Any], table: dict[str, Check], required: tuple[str, ...]) -> int:
-    """Look at *objects*, whose members are those of *table*, *required* in each."""
+    """Return the number of members of *objects*, checked by *table*; raise _DoubtError."""
     _require({dict}.issuperset(map(type, objects)))
     count = sum(map(len, objects))
     for member in set(required).union(*objects):
@@ -81,14 +81,14 @@ def _lists(values: list[Any]) -> list[Any]:
 
 
 def _programs(values: list[Any]) -> int:
-    # No answer for what may not be the program of a hook, and for a few that may.
+    # In doubt about every path that cannot be a hook's program, and about a few that can.
     joined = "\n".join(["", *values])
     absolute = joined.count("\n/") == joined.count("\n")
     return _require(all(values), absolute, "/proc" not in joined, "/dev/" not in joined)
 
 
 def _strings(values: list[Any]) -> int:
-    # Raises TypeError for anything else.
+    # Raises TypeError for any other type.
     "".join(values)
     return 0
 
@@ -103,7 +103,7 @@ def _lists_of_strings(values: list[Any]) -> int:
 
 def _environments(values: list[Any]) -> int:
     entries = _lists(values)
-    # Nowhere an entry that begins with the sign, or has none.
+    # Each entry has an equals sign, and none begins with it.
     starts = "\0".join(["", *entries])
     return _require(all(values), all(map(contains, entries, repeat("="))), "\0=" not in starts)
 
@@ -138,7 +138,7 @@ def _edits(values: list[Any]) -> int:
 
 
 def _filled_edits(values: list[Any]) -> int:
-    # The lists in them are not empty either, or there is doubt.
+    # The lists in them must not be empty either.
     return _require(all(values)) + _edits(values)
 
 

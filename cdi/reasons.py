@@ -10,12 +10,12 @@ from cdi.errors import CdiError
 from cdi.registry import Registry
 
 MAX_SUGGESTIONS = 8
-# Looking for similar names costs time for each that there is.
+# The search for similar names takes time for each candidate.
 MAX_COMPARED = 1000
 
 
 def why_unresolved(registry: Registry, name: str) -> str:
-    """Return in one line why *registry* does not resolve *name*."""
+    """Return the reason why *registry* does not resolve *name*, in one line."""
     files = registry.defining(name)
     if files:
         rivals = [f for f in files if sum(g.priority == f.priority for g in files) > 1]
@@ -24,7 +24,7 @@ def why_unresolved(registry: Registry, name: str) -> str:
     try:
         names.parse_qualified(name)
     except CdiError as error:
-        return f"no qualified device name: {error.message}"
+        return f"not a qualified device name: {error.message}"
     kind = name.partition("=")[0]
     of_kind = registry.names(kind)
     failed = [file.path for file in registry.files if file.error is not None]
@@ -40,10 +40,10 @@ def why_unresolved(registry: Registry, name: str) -> str:
     return text
 
 
-def _some(wanted: str, there: list[str]) -> str:
-    """Return a few of *there*, those like *wanted* first."""
-    if len(there) <= MAX_SUGGESTIONS:
-        return ", ".join(there)
-    near = difflib.get_close_matches(wanted, there[:MAX_COMPARED], MAX_SUGGESTIONS, 0.8)
-    shown = list(dict.fromkeys([*near, *there]))[:MAX_SUGGESTIONS]
-    return f"{', '.join(shown)} and {len(there) - len(shown)} more"
+def _some(name: str, candidates: list[str]) -> str:
+    """Return a few of *candidates*, those similar to *name* first."""
+    if len(candidates) <= MAX_SUGGESTIONS:
+        return ", ".join(candidates)
+    near = difflib.get_close_matches(name, candidates[:MAX_COMPARED], MAX_SUGGESTIONS, 0.8)
+    shown = list(dict.fromkeys([*near, *candidates]))[:MAX_SUGGESTIONS]
+    return f"{', '.join(shown)} and {len(candidates) - len(shown)} more"

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Load spec directories: which file defines a device, and the edits that a request collects.
 
-On the start path. Precedence, as in CDI SPEC.md and the reference library: a later directory
-silently replaces an earlier one; two files of one directory that define the same device conflict,
-and the name resolves nowhere. A file that cannot be used is recorded and hides no other.
+On the start path. Precedence, as in CDI SPEC.md and the reference library: a device of a later
+directory silently replaces one of an earlier directory; two files of one directory that define the
+same device conflict, and the name does not resolve. An unusable file is recorded; it hides no
+other file.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ if TYPE_CHECKING:
 
 DEFAULT_DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
 MAX_SPEC_BYTES = 4 << 20
-# Values in a document. Little text can hold many, and each takes some hundred bytes of memory.
+# Values in a document: a short text can hold many, and each takes some hundred bytes of memory.
 MAX_VALUES = 200_000
 ENDINGS = (".json", ".yaml")
-# A file changed this recently can change again without another time stamp.
+# A file that changed this recently can change again and keep its time stamp.
 _SETTLED_NS = 1_000_000_000
 
 
 class SpecFile:
-    """A file of a spec directory: its document, or the error that says why there is none.
+    """A file of a spec directory: its document, or the error for which it is refused.
 
     *priority* is the index of its directory; *devices* maps the names of its devices to them.
     """
@@ -47,11 +48,11 @@ class SpecFile:
         self.spec: Spec | None = None
         self.devices: dict[str, Device] = {}
         self.error: CdiError | None = None
-        # What identifies the content that was read; None if it must be read again.
+        # The identity of the content that was read; None if it must be read again.
         self.stamp: Stamp | None = None
 
     def take(self, decoded: Any) -> None:  # noqa: ANN401 (JSON)
-        """Check the document *decoded*, or keep a CdiError."""
+        """Check the document *decoded*, or record *decoded* as the error if it is a CdiError."""
         try:
             if isinstance(decoded, CdiError):
                 raise decoded
@@ -64,9 +65,9 @@ class SpecFile:
 class Registry:
     """The devices of some spec directories, in rising precedence.
 
-    *may_trust* decides over the ownership of each directory and file. *decode_yaml* takes
-    path → text of everything that is no strict JSON, in one call, and returns path → document,
-    or a CdiError in its place. `refresh` reads; until then there are no devices.
+    *may_trust* returns whether the owner and mode of a directory or file are acceptable.
+    *decode_yaml* takes path → text of all files that are not strict JSON, in one call, and returns
+    path → document, or a CdiError in its place. Without a `refresh` there are no devices.
     """
 
     def __init__(
@@ -81,11 +82,11 @@ class Registry:
         self._may_trust = may_trust
         self._decode_yaml = decode_yaml
         self._by_kind: dict[str, list[SpecFile]] = {}
-        # Kind → device → files, of kinds that have been asked for.
+        # Kind → device → files, filled on the first look-up of a kind.
         self._defining: dict[str, dict[str, list[SpecFile]]] = {}
 
     def refresh(self) -> list[str]:
-        """Scan the directories, read what changed since the last time, and return those paths."""
+        """Scan the directories, read the files that changed since the last scan, return them."""
         earlier = {(file.priority, file.path): file for file in self.files}
         changed: list[str] = []
         files: list[SpecFile] = []
@@ -121,7 +122,7 @@ class Registry:
     def find(self, name: str) -> SpecFile | None:
         """Return the file whose definition of *name* counts; None if it does not resolve."""
         files = self.defining(name)
-        # A conflict in any directory takes the name away, even if a higher one has it once.
+        # A conflict in any directory hides the name, even if a later one defines it once.
         if len({file.priority for file in files}) < len(files):
             return None
         return files[-1] if files else None
@@ -144,7 +145,7 @@ class Registry:
 
     @property
     def conflicting(self) -> list[str]:
-        """The qualified names that do not resolve since two files of a directory define them."""
+        """The qualified names that do not resolve because two files of a directory define them."""
         return sorted({name for name, _, _ in self._conflicts()})
 
     @property
@@ -159,7 +160,7 @@ class Registry:
 
     @property
     def errors(self) -> dict[str, list[CdiError]]:
-        """Path → why it, or a device in it, cannot be used."""
+        """Path → the reasons why the file, or a device in it, cannot be used."""
         errors = {file.path: [file.error] for file in self.files if file.error is not None}
         for name, one, other in self._conflicts():
             text = f'"{name}" is also defined by "{other.path}"'
@@ -183,7 +184,7 @@ class Registry:
     def resolve(self, names: Iterable[str]) -> Edits:
         """Return the edits of the devices *names*, each file's own edits once, before its first.
 
-        Raises CdiError "unresolvable" that names every device which is not defined.
+        Raises CdiError "unresolvable", which names every device that is not defined.
         """
         files_by_name = [(name, self.find(name)) for name in names]
         missing = [name for name, file in files_by_name if file is None]
@@ -201,7 +202,7 @@ class Registry:
         return merge(parts)
 
     def common_edits(self, kind: str) -> Edits | None:
-        """Return the edits of *kind* without any device, or None if no device is of it."""
+        """Return the edits common to all devices of *kind*, or None if it has no device."""
         files = [
             file
             for file in self._by_kind.get(kind, ())
@@ -224,40 +225,40 @@ def load(
 
 
 def decode_json(text: str) -> object:
-    """Decode JSON; raise CdiError "duplicate-key", and ValueError for what is no JSON."""
+    """Decode JSON; raise CdiError "duplicate-key", and ValueError for invalid JSON."""
     return strictjson.loads(text, pairs=_unique, parse_constant=_refuse)
 
 
 def text_of(data: bytes) -> str:
-    """Return the text of a spec file; raise CdiError if it is too long, or no UTF-8."""
+    """Return the text of a spec file; raise CdiError if it is too long or not UTF-8."""
     if len(data) > MAX_SPEC_BYTES:
         raise CdiError("syntax", f"larger than {MAX_SPEC_BYTES} bytes")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise CdiError("syntax", f"no UTF-8 at byte {error.start}") from error
+        raise CdiError("syntax", f"not UTF-8 at byte {error.start}") from error
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        seen: set[str] = set()
+        names: set[str] = set()
         for twice, _ in pairs:
-            if twice in seen:
+            if twice in names:
                 break
-            seen.add(twice)
-        raise CdiError("duplicate-key", f'member "{twice}" is there twice')
+            names.add(twice)
+        raise CdiError("duplicate-key", f'member "{twice}" occurs more than once')
     return result
 
 
 def _refuse(constant: str) -> None:
-    """Python reads NaN and Infinity as numbers; JSON does not have them."""
+    """Raise ValueError for NaN and Infinity, which Python's decoder accepts and JSON does not."""
     raise ValueError(constant)
 
 
 def _take_json(file: SpecFile, text: str) -> bool:
-    """Let *file* have the document of the JSON *text*; False if it is to be read as YAML."""
-    # All readers of CDI take JSON for YAML, which has other escapes and line breaks in strings.
+    """Set the document of *file* from the JSON *text*; return False if it must be read as YAML."""
+    # All CDI readers read JSON as YAML, which has other escapes and line breaks in strings.
     if "\\" in text or not text.isascii() or "\x7f" in text:
         return False
     if len(text) > MAX_VALUES and sum(map(text.count, "[{,")) > MAX_VALUES:
@@ -286,9 +287,9 @@ def _scan(
     earlier: dict[tuple[int, str], SpecFile],
     texts: dict[str, str],
 ) -> Iterator[SpecFile]:
-    """Yield the spec files of *directory*, sorted by name; those in *earlier* if unchanged.
+    """Yield the specs of *directory*, sorted by name; an unchanged one is that of *earlier*.
 
-    What is left for the YAML decoder goes to *texts*, and is neither document nor error yet.
+    The texts for the YAML decoder are added to *texts*; their files have no document or error yet.
     """
     try:
         dirfd = trusted_open.open_directory(directory, may_trust)
@@ -330,14 +331,14 @@ def _stamp(name: str, dirfd: int) -> Stamp | None:
 
 
 def _identity(status: os.stat_result) -> Stamp:
-    """Return what differs if the content, owner or mode of a file does."""
+    """Return values that change with the content, owner or mode of a file."""
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def _read(
     file: SpecFile, name: str, dirfd: int, may_trust: Callable[[os.stat_result], bool]
 ) -> str | None:
-    """Return the text of a spec file, None for a directory; raise CdiError for anything odd."""
+    """Return the text of a CDI spec, None for a directory; raise CdiError for anything else."""
     opened = trusted_open.open_file(name, dirfd, may_trust)
     if opened is None:
         return None
@@ -359,5 +360,5 @@ def _read(
 
 
 def is_settled(changed_ns: int, now_ns: int) -> bool:
-    """Return whether what changed at *changed_ns* would get another time stamp if it did again."""
+    """Return whether a further change would give another time stamp than *changed_ns*."""
     return now_ns - changed_ns > _SETTLED_NS

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read a CDI spec from a file, and save one: temporary file in the same directory, fsync, rename.
 
-A writer that dies leaves at most its temporary file. The ending of that file keeps scanners away
-from it, and the next writer removes it; a living writer holds a lock on its own.
+A writer that dies leaves at most its temporary file. Scanners ignore that file because of its
+extension, and the next writer removes it; a running writer holds a lock on its own file.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from cdi.registry import DEFAULT_DIRECTORIES, ENDINGS, MAX_SPEC_BYTES, text_of
 SPEC_MODE = 0o644
 DIRECTORY_MODE = 0o755
 
-# Of ours only: the reference library has decimal digits there, at most ten, and locks nothing.
+# Only our own files: the reference library uses at most ten decimal digits, and no locks.
 _TEMPORARY = re.compile(r"spec\.[0-9a-f]{16}\.tmp\Z")
 
 
 def read(source: str | int) -> str:
     """Return the text of the file *source*, a path or a descriptor to read.
 
-    Raises CdiError "syntax" for what is no file, too long or no UTF-8, and OSError.
+    Raises CdiError "syntax" if it is not a regular file, too long or not UTF-8, and OSError.
     """
     if isinstance(source, int):
         data = _read(source)
@@ -55,8 +55,8 @@ def save_spec(
 ) -> str:
     """Write *document_* as *name* to the last of *directories*, and return the path.
 
-    JSON if *name* ends in `.json`, else YAML, for which `.yaml` is appended where it is missing.
-    Raises CdiError "file-name", and as `save_document`.
+    The text is JSON if *name* ends in `.json`, else YAML; a missing `.yaml` is appended.
+    Raises CdiError "file-name", and as `save_document` does.
     """
     path = _path(name, directories)
     save_document(document_, path, may_trust=may_trust, replace=replace)
@@ -75,16 +75,16 @@ def save_document(
 
     The text is JSON if *path* ends in `.json`, else YAML.
     A document that would not load is refused before anything is written. Raises CdiError with a
-    loader's category, and as `save`.
+    loader's category, and as `save` does.
     """
     checked = generate.canonical(document.check(document_))
     text = generate.encode(checked, "json" if path.endswith(".json") else "yaml")
     if len(text.encode()) > MAX_SPEC_BYTES:
         raise CdiError("syntax", f"larger than {MAX_SPEC_BYTES} bytes")
-    # PyYAML takes long to import, and `save` alone does without it.
+    # PyYAML takes long to import, and `save` alone does not need it.
     from cdi import yamlio  # noqa: PLC0415
 
-    # No reader would find some annotations again, such as one with a key of 2000 characters.
+    # Readers lose some annotations, such as one with a key of 2000 characters.
     if generate.canonical(document.check(yamlio.decode(text))) != checked:
         raise CdiError("syntax", "readers would not see the same document")
     return save(path, text, may_trust=may_trust, replace=replace, make_directory=make_directory)
@@ -96,7 +96,7 @@ def remove(
     *,
     may_trust: Callable[[os.stat_result], bool],
 ) -> bool:
-    """Remove what `save_spec` wrote as *name*; return whether it was there.
+    """Remove the file that `save_spec` wrote as *name*; return whether it existed.
 
     Raises CdiError "file-name" or "untrusted", and OSError.
     """
@@ -120,8 +120,8 @@ def save(
 ) -> bool:
     """Write *text* to *path* atomically; return whether that changed the file.
 
-    With *make_directory*, the missing directories of *path* are made (0755). An existing file is
-    replaced by a new one, never written to: it may be a link, or hard linked. Raises CdiError
+    With *make_directory*, missing directories of *path* are created (0755). An existing file is
+    replaced, never written to: it may be a symlink or have hard links. Raises CdiError
     "untrusted" if other users could replace the file, FileExistsError if the file exists and
     *replace* is false, FileNotFoundError for a missing directory, and OSError.
     """
@@ -144,7 +144,7 @@ def save(
                 if replace:
                     os.rename(temporary, name, src_dir_fd=dirfd, dst_dir_fd=dirfd)
                 else:
-                    # There is no rename that spares what is there, but a link does.
+                    # Unlike rename, link fails if the file exists.
                     os.link(temporary, name, src_dir_fd=dirfd, dst_dir_fd=dirfd)
                     os.unlink(temporary, dir_fd=dirfd)
             finally:
@@ -157,21 +157,21 @@ def save(
 
 
 def _path(name: str, directories: Sequence[str]) -> str:
-    """Return the path of the spec *name*; raise CdiError "file-name" if it would be elsewhere."""
+    """Return the path of the spec *name*; raise CdiError "file-name" if it is not a file name."""
     stem = name.removesuffix(".json").removesuffix(".yaml")
-    # A slash leads to another directory, as from a kind with two of them.
+    # A kind with two slashes gives a name with one, which leads to another directory.
     if not stem.strip(".") or "/" in name or "\0" in name:
-        raise CdiError("file-name", f'"{name}" is no name of a file in a spec directory')
+        raise CdiError("file-name", f'"{name}" is not a name for a file in a spec directory')
     try:
         os.fsencode(name)
     except UnicodeEncodeError as error:
-        raise CdiError("file-name", "the name of the file is no text") from error
+        raise CdiError("file-name", "the file name is not text") from error
     directory = (directories or DEFAULT_DIRECTORIES)[-1]
     return os.path.join(directory, name if name.endswith(ENDINGS) else f"{name}.yaml")
 
 
 def _read(fd: int) -> bytes:
-    """Return what *fd* holds, or one byte more than a spec may have."""
+    """Return the content of *fd*, at most one byte more than a spec may have."""
     data = bytearray()
     while len(data) <= MAX_SPEC_BYTES:
         chunk = os.read(fd, MAX_SPEC_BYTES + 1 - len(data))
@@ -182,16 +182,16 @@ def _read(fd: int) -> bytes:
 
 
 def _make(directory: str) -> None:
-    """Make *directory* and what leads to it where it is missing, all of mode 0755."""
+    """Create *directory* and its missing parents with mode 0755."""
     if os.path.isdir(directory):
         return
     _make(os.path.dirname(directory))
     try:
         os.mkdir(directory, DIRECTORY_MODE)
     except FileExistsError:
-        # Somebody else was faster, or it is no directory, as opening it will tell.
+        # Another process created it, or it is not a directory, which `_directory` reports.
         return
-    # Whatever the umask: consumers that are not root read specs too.
+    # Regardless of the umask: consumers that are not root read specs too.
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.fchmod(fd, DIRECTORY_MODE)
@@ -203,15 +203,15 @@ def _make(directory: str) -> None:
 def _directory(path: str, may_trust: Callable[[os.stat_result], bool]) -> Iterator[int]:
     """Open the directory *path* for the block.
 
-    Raises CdiError "untrusted" if other users could replace a file of ours in it, and for a link,
-    whose target may be another tomorrow.
+    Raises CdiError "untrusted" if other users could replace a file of ours in it, and for a
+    symlink, whose target may change.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         dirfd = os.open(path, flags)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR) and os.path.islink(path):
-            raise CdiError("untrusted", f'"{path}" is a symbolic link') from error
+            raise CdiError("untrusted", f'"{path}" is a symlink') from error
         raise
     try:
         status = os.fstat(dirfd)
@@ -225,14 +225,14 @@ def _directory(path: str, may_trust: Callable[[os.stat_result], bool]) -> Iterat
 
 
 def _for_replacing(status: os.stat_result) -> os.stat_result:
-    """Return the *status* of a directory, with write access for those who can replace our files.
+    """Return the *status* of a directory with the mode bits of users who can replace our files.
 
     In a sticky directory, such as /tmp, only root, the directory's owner and the file's can.
     """
-    mode, *others = status
+    mode, *rest = status
     if mode & stat.S_ISVTX:
         mode &= ~(stat.S_IWGRP | stat.S_IWOTH)
-    return os.stat_result((mode, *others))
+    return os.stat_result((mode, *rest))
 
 
 def _create(dirfd: int) -> tuple[int, str]:
@@ -245,9 +245,9 @@ def _create(dirfd: int) -> tuple[int, str]:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)
             except OSError:
-                # A file system without locks; nobody can take the file for abandoned there.
+                # The file system has no locks, so that no writer can sweep the file.
                 return fd, name
-            # Before the lock, another writer may have taken it for one that was left behind.
+            # Before it was locked, another writer may have swept it as abandoned.
             if os.fstat(fd).st_nlink:
                 return fd, name
         except BaseException:
@@ -258,7 +258,7 @@ def _create(dirfd: int) -> tuple[int, str]:
 
 
 def _sweep(dirfd: int) -> None:
-    """Remove temporary files of ours whose writers are dead."""
+    """Remove our temporary files whose writers have died."""
     for name in os.listdir(dirfd):
         if _TEMPORARY.match(name):
             _sweep_one(name, dirfd)
@@ -269,23 +269,23 @@ def _sweep_one(name: str, dirfd: int) -> None:
     try:
         fd = os.open(name, flags, dir_fd=dirfd)
     except OSError:
-        # Gone, a link, or another user's.
+        # Removed since, a symlink, or another user's.
         return
     try:
         status = os.fstat(fd)
         if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # While the lock is held: a writer that waits for it looks for the name afterwards.
+            # Under the lock: a writer that waits for it checks its file's links afterwards.
             os.unlink(name, dir_fd=dirfd)
     except OSError:
-        # Locked, or it cannot be removed: it harms nobody.
+        # Locked, or it cannot be removed: the file is harmless.
         return
     finally:
         os.close(fd)
 
 
 def _discard(temporary: str, dirfd: int) -> None:
-    """Remove *temporary* if that can be done: left behind, it harms nobody."""
+    """Remove *temporary* if possible; a file that stays is harmless."""
     try:
         os.unlink(temporary, dir_fd=dirfd)
     except OSError:
@@ -306,7 +306,7 @@ def _holds(name: str, dirfd: int, data: bytes) -> bool:
         if status.st_nlink != 1 or status.st_size != len(data):
             return False
         if status.st_uid != os.geteuid():
-            # Whoever it belongs to may change it, so consumers would not use it.
+            # Its owner may change it, so consumers would not use it.
             return False
         return os.read(fd, len(data) + 1) == data
     finally:

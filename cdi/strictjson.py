@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode and encode JSON with the C parts of the standard `json` package, without importing it.
+"""Decode and encode JSON with the C parts of the standard `json` package, without its import.
 
-On the start path: importing `json` costs more instructions than the interpreter's own start, for
-imports that it hardly uses. Both functions behave like those of `json` with the same options; a
-test compares them.
+On the start path: the import of `json` costs more instructions than the interpreter's own start,
+because of modules that it hardly uses. Both functions behave like those of `json` with the same
+options; a test compares them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CONSTANTS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float(
 
 
 class _Reading:
-    """What the scanner asks for: the attributes of json.JSONDecoder."""
+    """The attributes of json.JSONDecoder that the scanner reads."""
 
     strict = True
     object_hook = None
@@ -52,22 +52,22 @@ def loads(
 ) -> Any:  # noqa: ANN401 (JSON)
     """Return the document *text*; bytes are UTF-8.
 
-    *pairs* makes an object of its members in order, *parse_int* and *parse_float* a number of a
-    text, and *parse_constant* one of "NaN", "Infinity" and "-Infinity". Raises ValueError, for
-    what nests too deeply RecursionError.
+    *pairs* converts the members of an object, in order; *parse_int* and *parse_float* the text of
+    a number; *parse_constant* one of "NaN", "Infinity" and "-Infinity". Raises ValueError, and
+    RecursionError if the document is nested too deeply.
     """
     if isinstance(text, bytes):
         text = text.decode()
     scan = make_scanner(_Reading(pairs, parse_int, parse_float, parse_constant))  # type: ignore[arg-type]  # what it reads of its context
     start = len(text) - len(text.lstrip(_BLANKS))
     try:
-        found, end = scan(text, start)
+        document, end = scan(text, start)
         if not text[end:].strip(_BLANKS):
-            return found
+            return document
     except (StopIteration, SystemError):
-        # SystemError: before Python 3.12 it has no error to raise while `json` is not loaded.
+        # SystemError: before Python 3.12 the scanner cannot raise its error without `json`.
         pass
-    import json  # noqa: PLC0415 (what this module avoids; now only to say what is wrong)
+    import json  # noqa: PLC0415 (only for the error message)
 
     return json.loads(
         text,
@@ -79,23 +79,23 @@ def loads(
 
 
 def dumps(value: object, *, ascii_only: bool = True) -> str:
-    """Return *value* as JSON without blanks; raise ValueError for what JSON has not, TypeError.
+    """Return *value* as JSON without blanks; raise ValueError or TypeError if it is not JSON.
 
-    With *ascii_only* every other character is escaped.
+    With *ascii_only*, all characters outside ASCII are escaped.
     """
     encode = make_encoder(
-        {},  # what contains the value at hand, for circles
+        {},  # the containers of the current value, to detect cycles
         _refuse,
         encode_basestring_ascii if ascii_only else encode_basestring,
         None,  # not indented
         ":",
         ",",
-        False,  # noqa: FBT003 (not sorted: it takes no names)
-        False,  # noqa: FBT003 (no member without a name is skipped)
+        False,  # noqa: FBT003 (keys are not sorted)
+        False,  # noqa: FBT003 (members with invalid keys are not skipped)
         False,  # noqa: FBT003 (no NaN)
     )
     return "".join(encode(value, 0))
 
 
 def _refuse(value: object) -> object:
-    raise TypeError(f"{type(value).__name__} is no JSON value")
+    raise TypeError(f"{type(value).__name__} is not a JSON value")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rewrite the paths of a CDI spec for another root, of the host or of the container; pure.
+"""Rewrite the paths of a CDI spec for another root of the host or of the container; pure.
 
-A spec made in one place is used in another: by an installer that sees the driver below a mount
-point, or for containers that have it below a directory.
+The driver may be below another directory where a spec is used than where it was made: in an
+installer's container it is below a mount point.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from cdi.wire import Edits, Spec
 
 Side = Literal["host", "container"]
 
-# What these hooks are told is a path in the container: they run when it is there.
+# Arguments of these hooks are container paths, because they run in the container's mounts.
 _TOLD_OF_CONTAINER = ("createContainer", "startContainer")
-# Between the two paths of one argument, as in `--link TARGET::LINK`.
+# The separator of two paths in one argument, such as `--link TARGET::LINK`.
 _SEPARATOR = "::"
 
 
 def transform_root(checked: Spec, old: str, new: str, *, relative_to: Side) -> Spec:
-    """Return *checked* with *new* in place of *old*, a directory, in the paths of one side.
+    """Return *checked* with the directory *new* in place of *old* in the paths of one side.
 
-    Only what is *old* or below it changes. On the side of the host, each device node gets its
-    host path written out. The version is kept if it will do for that, else it becomes the lowest
-    that does. If both directories are the same, nothing changes. Raises CdiError as a loader.
+    Only *old* and paths below it change. If the side is the host, each device node gets an
+    explicit host path. The version is kept if it is high enough, else it becomes the lowest that
+    is. If both directories are the same, nothing changes. Raises CdiError as a loader does.
     """
     result = generate.canonical(document.check(checked))
     root = _Root(old, new)
@@ -42,17 +42,17 @@ def transform_root(checked: Spec, old: str, new: str, *, relative_to: Side) -> S
 
 
 class _Root:
-    """The directory *old*, in place of which there is to be *new*; "" is "/"."""
+    """The replacement of the directory *old* by *new*; "" is "/"."""
 
     def __init__(self, old: str, new: str) -> None:
         self.old = _clean(old)
         self.new = _clean(new)
 
     def moved(self, path: str) -> str:
-        """Return *path* with the new root; as it is if it is not below the old one."""
+        """Return *path* with the new root; unchanged if it is not below the old one."""
         if not path.startswith("/"):
             return path
-        # Clean: a path may lead out of the directory that it begins with.
+        # A path with ".." may lead out of the directory that it begins with.
         clean = _clean(path)
         if self.old == "/":
             return _clean(f"{self.new}{clean}")
@@ -67,7 +67,7 @@ class _Root:
 
 
 def _clean(path: str) -> str:
-    # Of two slashes at the start, normpath keeps both.
+    # normpath keeps two slashes at the start.
     return posixpath.normpath("/" + path.lstrip("/"))
 
 
@@ -85,7 +85,7 @@ def _rewrite(edits: Edits, root: _Root, side: Side) -> None:
         else:
             mount["containerPath"] = root.moved(mount["containerPath"])
     for hook in edits.get("hooks", ()):
-        # Only the last stage before the program itself looks for the hook in the container.
+        # Only a startContainer hook's program is in the container.
         if is_host == (hook["hookName"] != "startContainer"):
             hook["path"] = root.moved(hook["path"])
         if is_host == (hook["hookName"] not in _TOLD_OF_CONTAINER) and "args" in hook:

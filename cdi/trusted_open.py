@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open spec directories and spec files whose ownership, and that of the way to them, is trusted.
+"""Open spec directories and specs only if their ownership, and that of their path, is trusted.
 
-On the start path. *may_trust* decides over the ownership of what is opened, and of each link and
-directory on the way.
+On the start path. *may_trust* returns whether owner and mode are acceptable; it is called for the
+opened file, and for each symlink and directory on its path.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# As the kernel has it: path_resolution(7).
+# The kernel's limit: path_resolution(7).
 _MAX_LINKS = 40
 
 
 def open_directory(path: str, may_trust: Callable[[os.stat_result], bool]) -> int:
-    """Return a descriptor of the directory *path*; raise CdiError if it is missing or in doubt.
+    """Return a descriptor of the directory *path*; raise CdiError if it is missing or not trusted.
 
     The cause of the CdiError is a FileNotFoundError if it is missing.
     """
@@ -34,7 +34,7 @@ def open_file(
 ) -> tuple[int, os.stat_result] | None:
     """Return a descriptor and the status of the regular file *name* in the directory *dirfd*.
 
-    None for a directory. Raises CdiError for anything else, and if the file is in doubt.
+    Returns None for a directory. Raises CdiError for any other type, and if it is not trusted.
     """
     fd, status = _open(name, 0, dirfd, may_trust)
     if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
@@ -52,16 +52,16 @@ def _open(
 ) -> tuple[int, os.stat_result]:
     """Return *name*, opened, and its status; raise CdiError if it cannot be opened or trusted.
 
-    A link is followed if none but those we trust can have a say in where it leads, and so is the
-    path of a directory.
+    A symlink, and the path of a directory, is followed if only trusted users can change where it
+    leads.
     """
-    # O_NONBLOCK: a FIFO planted here must not hang every container start of the node.
+    # O_NONBLOCK: a FIFO in its place must not hang every container start of the node.
     flags |= os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         if dirfd is None:
             name = _resolved(os.path.abspath(name), may_trust)
         elif stat.S_ISLNK(os.lstat(name, dir_fd=dirfd).st_mode):
-            # The descriptor's own name, since dirfd may not be the directory of that path now.
+            # The descriptor's current path, because the directory may have been renamed.
             place = os.readlink(f"/proc/self/fd/{dirfd}")
             name, dirfd = _resolved(f"{place}/{name}", may_trust), None
         fd = os.open(name, flags | os.O_NOFOLLOW, dir_fd=dirfd)
@@ -70,29 +70,29 @@ def _open(
     status = os.fstat(fd)
     if not may_trust(status):
         os.close(fd)
-        what = "directory" if flags & os.O_DIRECTORY else "file"
-        raise CdiError("untrusted", f"the {what} is not root's alone to write")
+        noun = "directory" if flags & os.O_DIRECTORY else "file"
+        raise CdiError("untrusted", f"the {noun} can be written by users other than root")
     return fd, status
 
 
 def _resolved(path: str, may_trust: Callable[[os.stat_result], bool]) -> str:
-    """Return the absolute *path* without links in it; raise OSError.
+    """Return the absolute *path* with all symlinks resolved; raise OSError.
 
-    Raises CdiError unless each link and each directory on the way is trusted.
+    Raises CdiError unless each symlink and each directory on the path is trusted.
     """
-    here, links, problem = "/", 0, ""
+    directory, links, problem = "/", 0, ""
     todo = path.split("/")[::-1]
     while todo:
         name = todo.pop()
         if name == "..":
-            here = os.path.dirname(here)
+            directory = os.path.dirname(directory)
         if name in ("", ".", ".."):
             continue
-        problem = problem or _problem(here, os.lstat(here), may_trust)
-        place = os.path.join(here, name)
+        problem = problem or _problem(directory, os.lstat(directory), may_trust)
+        place = os.path.join(directory, name)
         status = os.lstat(place)
         if not stat.S_ISLNK(status.st_mode):
-            here = place
+            directory = place
             continue
         problem = problem or _problem(place, status, may_trust)
         links += 1
@@ -100,25 +100,25 @@ def _resolved(path: str, may_trust: Callable[[os.stat_result], bool]) -> str:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         target = os.readlink(place)
         if target.startswith("/"):
-            here = "/"
+            directory = "/"
         todo += target.split("/")[::-1]
-    # Not before: what is missing is missing, whoever may make it.
+    # Only now: a missing file is reported as missing even if its path is not trusted.
     if problem:
         raise CdiError("untrusted", problem)
-    return here
+    return directory
 
 
 def _problem(
     path: str, status: os.stat_result, may_trust: Callable[[os.stat_result], bool]
 ) -> str:
-    """Return why the way through *path*, a directory or a link, is in doubt, "" if it is not."""
-    mode, *others = status
-    # In a sticky directory, others cannot replace what is root's. A link has no mode of its own.
+    """Return why *path*, a directory or a symlink, is not trusted, "" if it is."""
+    mode, *rest = status
+    # In a sticky directory, others cannot replace root's files. A symlink has no mode of its own.
     if stat.S_ISLNK(mode) or mode & stat.S_ISVTX:
         mode &= ~(stat.S_IWGRP | stat.S_IWOTH)
     if status.st_gid in (0, os.getegid()):
-        # Root's group, or a user's own where the umask is 002.
+        # Root's group, or a user's own group with a umask of 002.
         mode &= ~stat.S_IWGRP
-    if may_trust(os.stat_result((mode, *others))):
+    if may_trust(os.stat_result((mode, *rest))):
         return ""
-    return f'it is reached through "{path}", which is not root\'s alone to change'
+    return f'it is reached through "{path}", which users other than root can change'

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Report every problem of a CDI spec, with its line; the only module that imports jsonschema.
 
-An error keeps the file from loading: the loader's own checks find it, and `schema/strict.json` is
-tested against them. A warning does not; `advice` finds those. `schema/reference.json` gives the
-verdict of the reference's separate schema tool.
+A file with an error does not load: the loader's own checks report it, and `schema/strict.json` is
+tested against them. A file with warnings loads; `advice` reports those. `schema/reference.json`
+gives the verdict of the reference's separate schema tool.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from cdi.document import Path
 
-# More says nothing new; the rest is counted.
+# Further findings are only counted.
 MAX_FINDINGS = 1000
-# The schema takes a second for twice as much, and agrees with the loader anyway.
+# The schema check takes a second for twice as much; it only confirms the loader's checks.
 MAX_SCHEMA_CHARS = 128 << 10
 
 _SCHEMAS = os.path.join(os.path.dirname(__file__), "schema")
@@ -40,9 +40,9 @@ _LINE = re.compile(r"line (\d+): ")
 
 @dataclass(frozen=True, slots=True)
 class SpecFinding:
-    """Something about a spec: *line* counts from 1, *severity* is "error" or "warning".
+    """A problem of a spec: *line* counts from 1, *severity* is "error" or "warning".
 
-    *category* is a stable word, and *where* the member, as `devices[0].name`; "" is the file.
+    *category* is a stable word, and *where* the member, such as `devices[0].name`; "" is the file.
     """
 
     line: int | None
@@ -55,9 +55,9 @@ class SpecFinding:
 def validate(
     text: str, stat_host: Callable[[str], os.stat_result] | None = None
 ) -> list[SpecFinding]:
-    """Return everything to say about the spec *text*, by line; no error means that it loads.
+    """Return all findings about the spec *text*, by line; without an error, it loads.
 
-    *stat_host* asks the host for files that the spec names; None leaves the host out.
+    *stat_host* returns the status of a file that the spec names; None skips these checks.
     """
     lines: dict[Path, int] = {}
     try:
@@ -71,23 +71,23 @@ def validate(
         warnings += advice.check_version(spec)
         problems += _disagreement(spec) if len(text) <= MAX_SCHEMA_CHARS else ()
     places = _Places(written, lines)
-    found = [
-        SpecFinding(places.line(problem.path), severity, *_told(problem))
+    findings = [
+        SpecFinding(places.line(problem.path), severity, *_parts(problem))
         for severity, those in (("error", problems), ("warning", warnings))
         for problem in those[:MAX_FINDINGS]
     ]
-    found.sort(key=lambda finding: finding.line or 0)
+    findings.sort(key=lambda finding: finding.line or 0)
     for severity, count in (("error", len(problems)), ("warning", len(warnings))):
         if count > MAX_FINDINGS:
             message = f"{count - MAX_FINDINGS} more are not shown"
-            found.append(SpecFinding(None, severity, "more", "", message))
-    return found
+            findings.append(SpecFinding(None, severity, "more", "", message))
+    return findings
 
 
 def reference_verdict(text: str, filename: str) -> bool:
     """Return whether the reference's schema tool would call the spec *text* valid.
 
-    It judges what is written, where the loader converts: `name: 7` loads, and is not valid.
+    It checks the document as written, without the loader's conversions: `name: 7` is not valid.
     """
     try:
         written: Any = yamlio.decode(text)
@@ -112,72 +112,72 @@ def schema(name: str) -> jsonschema.Draft7Validator:
 
 def _undecoded(error: CdiError, text: str) -> SpecFinding:
     """Return *error* with its line."""
-    found = _LINE.match(error.message)
+    match = _LINE.match(error.message)
     line, message = None, error.message
-    if found:
-        line, message = int(found[1]), message[found.end() :]
+    if match:
+        line, message = int(match[1]), message[match.end() :]
     elif control := _CONTROL.search(text):
-        # The one thing of which the YAML decoder does not tell the line.
+        # The only problem that the YAML decoder reports without a line.
         line = text.count("\n", 0, control.start()) + 1
     return SpecFinding(line, "error", error.category, "", message)
 
 
-def _told(problem: Problem) -> tuple[str, str, str]:
+def _parts(problem: Problem) -> tuple[str, str, str]:
     return problem.category, document.place(problem.path), problem.message
 
 
 class _Places:
-    """Finds the lines of normalised paths in the document as it is *written*."""
+    """The lines of normalised paths in the document as *written*."""
 
     def __init__(self, written: object, lines: dict[Path, int]) -> None:
         self.written = written
         self.lines = lines
-        # Of maps with very many members and very many problems, by identity.
+        # A cache by the id of a map, for maps with many members and problems.
         self.winners: dict[int, dict[str, str]] = {}
 
     def line(self, path: Path) -> int | None:
-        """Return the line of *path* or, if it is not there, of what it would be in."""
+        """Return the line of *path* or, if it is missing, of the value that would contain it."""
         spelled = self._spelled(path)
         while spelled and spelled not in self.lines:
             spelled = spelled[:-1]
         return self.lines.get(spelled)
 
     def _spelled(self, path: Path) -> Path:
-        """Return the normalised *path* with the member names as they are written."""
+        """Return the normalised *path* with the member names as written."""
         spelled: Path = ()
         value: Any = self.written
         for step in path:
-            here = step
+            spelled_step = step
             if isinstance(value, dict):
                 if spelled[-1:] != ("annotations",):
                     if id(value) not in self.winners:
                         self.winners[id(value)] = _winners(value)
-                    here = self.winners[id(value)].get(document.fold(str(step)), step)
-                value = value.get(here)
+                    spelled_step = self.winners[id(value)].get(document.fold(str(step)), step)
+                value = value.get(spelled_step)
             elif isinstance(value, list) and isinstance(step, int) and step < len(value):
                 value = value[step]
             else:
                 break
-            spelled = (*spelled, here)
+            spelled = (*spelled, spelled_step)
         return spelled
 
 
 def _winners(members: dict[str, Any]) -> dict[str, str]:
-    """Return folded name → name as written of *members*; of two, the one that counts."""
+    """Return folded name → name as written of *members*; of several, the one that counts."""
     by_bytes = sorted(members, key=lambda name: name.encode("utf-8", "surrogatepass"))
     return {document.fold(name): name for name in by_bytes if members[name] is not None}
 
 
 def _conversions(written: object, spec: object) -> Iterator[Problem]:
-    """Yield what the author of *written* may not have meant: scalars and members that turned."""
-    # Most specs need no walk: they are read as they are written.
+    """Yield conversions that the author of *written* may not expect, of scalars and members."""
+    # Most specs are read as they are written.
     if written != spec:
-        yield from _turned(written, spec, ())
+        yield from _conversions_in(written, spec, ())
 
 
-def _turned(written: Any, read: Any, path: Path) -> Iterator[Problem]:  # noqa: ANN401 (JSON)
+def _conversions_in(written: Any, read: Any, path: Path) -> Iterator[Problem]:  # noqa: ANN401 (JSON)
     if written is read:
-        # As all that the format does not know, however deep it is.
+        # Values that the format does not define are not converted, at any depth.
         return
     if isinstance(read, dict) and isinstance(written, dict):
         in_map = path[-1:] == ("annotations",)
@@ -185,21 +185,21 @@ def _turned(written: Any, read: Any, path: Path) -> Iterator[Problem]:  # noqa: 
         for name in written:
             winner = winners.get(document.fold(name), name)
             if winner != name and not in_map:
-                text = f'"{name}" does not count: "{winner}" is there too'
+                text = f'"{name}" does not count, because "{winner}" exists too'
                 yield Problem("shadowed-member", (*path, name), text)
         for name, value in read.items():
             spelled = name if in_map else winners.get(document.fold(name), name)
-            yield from _turned(written.get(spelled), value, (*path, name))
+            yield from _conversions_in(written.get(spelled), value, (*path, name))
     elif isinstance(read, list) and isinstance(written, list):
-        for i, (one, other) in enumerate(zip(written, read, strict=True)):
-            yield from _turned(one, other, (*path, i))
+        for i, (written_item, read_item) in enumerate(zip(written, read, strict=True)):
+            yield from _conversions_in(written_item, read_item, (*path, i))
     elif isinstance(read, str) and isinstance(written, (bool, int, float)):
         text = f'without quotes it is no string, and is read as "{read}"'
         yield Problem("converted-scalar", path, text)
 
 
 def _disagreement(spec: object) -> list[Problem]:
-    """Return what the schema finds in a *spec* that the loader accepts: nothing, or our bug."""
+    """Return a problem if the schema refuses the *spec*, which the loader accepts: our bug."""
     error = next(schema("strict").iter_errors(spec), None)
     if error is None:
         return []

@@ -83,7 +83,7 @@ _NEWEST_FIRST: tuple[tuple[str, Callable[[Spec], bool]], ...] = (
 
 
 def minimum(spec: Spec) -> str:
-    """Return the lowest version that has every member *spec* uses, asked for or not."""
+    """Return the lowest version that has every member of *spec*, whatever version it claims."""
     for version, needed in _NEWEST_FIRST:
         if needed(spec):
             return version

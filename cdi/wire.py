@@ -18,8 +18,7 @@ class DeviceNode(TypedDict, total=False):
     permissions: str
     uid: int
     gid: int
-    # Not of the format, and in no document: `cdi.complete` has found that the container can only
-    # have hostPath itself, bound on path.
+    # Not part of the format: `cdi.complete` sets it if hostPath must be bind mounted on path.
     bind: bool
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write CDI specs as YAML that readers of YAML 1.1 and 1.2 take for the same document; pure.
+"""Write CDI specs as YAML that readers of YAML 1.1 and 1.2 read as the same document; pure.
 
 PyYAML is not used: its import costs as much as the rest of a command, and its writer ten times as
 much as this one.
@@ -14,15 +14,15 @@ from json.encoder import encode_basestring
 from cdi import document
 
 _MEMBERS = {member for table in document.TABLES.values() for member in table}
-# In a string, YAML takes these for a line break or refuses them; JSON has them as they are.
-# A pattern that few specs need compiled.
+# In a string, YAML reads these as a line break or refuses them; JSON allows them. The pattern is
+# not compiled here, because few specs need it.
 _UNSAFE = "[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]"
 
 
 def as_json(value: object) -> str:
-    """Return *value* as a line of JSON that is YAML as well, and the same to readers of either.
+    """Return *value* as a line of JSON that is also YAML of the same meaning.
 
-    No escaped slash and no surrogate escapes: readers that take JSON for YAML 1.1 refuse them.
+    It has no escaped slash and no surrogate escapes, which readers of YAML 1.1 refuse.
     """
     if isinstance(value, str):
         text = encode_basestring(value)
@@ -34,10 +34,10 @@ def as_json(value: object) -> str:
 
 
 def encode(document_: object) -> str:
-    """Return *document_* as one YAML document in the order of its members, beginning `---`.
+    """Return *document_* as a YAML document that begins with `---`, members in their order.
 
-    Every string is in double quotes: `y`, `0o7` or `1e3` would be read as something else. Scalars,
-    and lists and maps that are empty, are those of JSON.
+    Every string is in double quotes, because readers convert plain `y`, `0o7` or `1e3`. Scalars
+    and empty lists and maps are written as in JSON.
     """
     lines = ["---"]
     _write(document_, "", "", lines)

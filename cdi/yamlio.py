@@ -18,7 +18,7 @@ from cdi.registry import MAX_VALUES
 
 MAX_DEPTH = 64
 
-# The C parser, where it is there: faster, and it takes tabs between flow tokens, as Go's does.
+# The C parser if installed: it is faster, and accepts tabs between flow tokens, as Go's does.
 _PARSER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TAG = "tag:yaml.org,2002:"
 
@@ -36,7 +36,7 @@ _WORDS: dict[str, object] = {
     **dict.fromkeys((f"{s}{word}" for s in ("", "+") for word in _cases(".inf")), float("inf")),
     **dict.fromkeys((f"-{word}" for word in _cases(".inf")), float("-inf")),
 }
-# `str.capitalize` of ".inf" leaves it as it is.
+# `str.capitalize` does not change ".inf".
 _WORDS.update({".Inf": float("inf"), "+.Inf": float("inf"), "-.Inf": float("-inf")})
 _INTEGER = re.compile(
     r"(?P<sign>[-+]?)(?:0[xX](?P<hex>[0-9a-fA-F]+)|0[bB](?P<bin>[01]+)"
@@ -45,14 +45,14 @@ _INTEGER = re.compile(
 _BASES = {"hex": 16, "bin": 2, "oct": 8, "dec": 10}
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?\Z")
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
-# What can be a number has at most this many characters; a longer one is a float at best.
+# The most characters of an integer; a longer number is a float at best.
 _MAX_INTEGER_CHARS = 80
 
 
 def decode(text: str, lines: dict[tuple[str | int, ...], int] | None = None) -> object:
-    """Return the first document of *text*; raise CdiError for what is no YAML of ours.
+    """Return the first document of *text*; raise CdiError if it is not the YAML of a CDI spec.
 
-    *lines* is filled with the line, from 1, of each member and item by its path.
+    *lines* receives the line, from 1, of each member and item by its path.
     """
     try:
         return _Reader(text, lines).document()
@@ -68,21 +68,20 @@ def _of_yaml(error: yaml.YAMLError) -> CdiError:
 
 
 def decode_all(texts: dict[str, str]) -> dict[str, Any]:
-    """Return path → document, or a CdiError in its place, of path → text."""
-    found: dict[str, Any] = {}
+    """Return path → document, or a CdiError in its place, for each path → text."""
+    documents: dict[str, Any] = {}
     for path, text in texts.items():
         try:
-            found[path] = decode(text)
+            documents[path] = decode(text)
         except CdiError as error:
-            found[path] = error
-    return found
+            documents[path] = error
+    return documents
 
 
 def decode_documents(text: str) -> list[object]:
-    """Return all documents of *text*, read as Kubernetes and compose do; raise CdiError.
+    """Return all documents of *text*, read as by Kubernetes and compose; raise CdiError.
 
-    Unlike in a CDI spec, a key may override a merged one, and tags of the reader's own have no
-    effect.
+    Unlike in a CDI spec, a key may override a merged one, and custom tags have no effect.
     """
     try:
         return _ManifestReader(text, None).documents()
@@ -91,11 +90,11 @@ def decode_documents(text: str) -> list[object]:
 
 
 class _Reader:
-    """Makes values of a parser's events; whatever Go's strict reader refuses is refused."""
+    """A decoder of a parser's events that refuses what Go's strict reader refuses."""
 
     def __init__(self, text: str, lines: dict[tuple[str | int, ...], int] | None) -> None:
         self.parser = _PARSER(text)
-        # Only a text that has it at all is searched for the escape that Go does not have.
+        # Set only if it contains the escape that Go does not support: scalars are then checked.
         self.text = text if "\\/" in text else ""
         self.lines = lines
         self.nodes = 0
@@ -109,7 +108,7 @@ class _Reader:
             return None
         self.parser.get_event()
         value = self._value(())
-        # Looks at one token more: text that would go on here is refused, a next document is not.
+        # Reads one token more: further text is refused, but a next document is not.
         self.parser.get_event()
         return value
 
@@ -171,7 +170,9 @@ class _Reader:
     def _set(self, result: dict[str, Any], name: str, value: object, event: yaml.Event) -> None:
         # Go's strict reader does not let an explicit key override a merged one either.
         if name in result:
-            raise CdiError("duplicate-key", f'line {_line(event)}: member "{name}" is there twice')
+            raise CdiError(
+                "duplicate-key", f'line {_line(event)}: member "{name}" occurs more than once'
+            )
         result[name] = value
 
     def _merge(self, result: dict[str, Any], name: str, value: object, event: yaml.Event) -> None:
@@ -183,18 +184,18 @@ class _Reader:
     def _alias(self, event: yaml.AliasEvent) -> Any:  # noqa: ANN401 (JSON)
         if event.anchor not in self.anchors:
             raise _syntax(event, f'the anchor "{event.anchor}" is not defined')
-        found = self.anchors[event.anchor]
-        if found is None:
+        anchored = self.anchors[event.anchor]
+        if anchored is None:
             raise _syntax(event, f'the anchor "{event.anchor}" contains itself')
-        # An alias costs nothing here, but whoever walks the document walks it again.
-        self._count(event, found[1])
-        return found[0]
+        # An alias costs nothing here, but each walk of the document visits its values again.
+        self._count(event, anchored[1])
+        return anchored[0]
 
     def _scalar(self, event: yaml.ScalarEvent) -> object:
         if self.text and event.style == '"' and event.start_mark and event.end_mark:
             raw = self.text[event.start_mark.index : event.end_mark.index]
             if "/" in _ESCAPED.findall(raw):
-                raise _syntax(event, "readers in Go do not know the escape \\/")
+                raise _syntax(event, "readers in Go do not support the escape \\/")
         return _scalar(event)
 
     def _count(self, event: yaml.Event, nodes: int) -> None:
@@ -204,11 +205,11 @@ class _Reader:
 
 
 class _ManifestReader(_Reader):
-    """Reads all documents, with the rules of YAML for merged keys."""
+    """A reader of all documents, with YAML's rules for merged keys."""
 
     def __init__(self, text: str, lines: dict[tuple[str | int, ...], int] | None) -> None:
         super().__init__(text, lines)
-        # The id of a map → its keys that are merged and may be overridden.
+        # The id of a map → its merged keys, which may be overridden.
         self.merged: dict[int, set[str]] = {}
 
     def documents(self) -> list[object]:
@@ -255,7 +256,7 @@ def _syntax(event: yaml.Event, problem: str) -> CdiError:
 
 
 def _key(key: object, event: yaml.Event) -> str:
-    """Return the member name that a reader in Go makes of *key*."""
+    """Return the member name to which a reader in Go converts *key*."""
     if isinstance(key, float):
         text = document.scalar_text(key)
         return {"+Inf": ".inf", "-Inf": "-.inf", "NaN": ".nan"}.get(text, text)
@@ -276,7 +277,7 @@ def _scalar(event: yaml.ScalarEvent) -> object:
     if kind is None:
         raise _syntax(event, f'the tag "{tag}" is not for CDI')
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise _syntax(event, f'"{event.value}" is not what its tag says')
+        raise _syntax(event, f'"{event.value}" does not match its tag')
     return value
 
 
@@ -287,14 +288,14 @@ def _plain(text: str) -> object:
     if text[0] not in "+-.0123456789":
         return text
     plain = text if text[0] == "." else text.replace("_", "")
-    found = _INTEGER.match(plain)
-    if found and len(plain) < _MAX_INTEGER_CHARS:
-        base = found.lastgroup or "dec"
-        value = int(found["sign"] + found[base], _BASES[base])
+    match = _INTEGER.match(plain)
+    if match and len(plain) < _MAX_INTEGER_CHARS:
+        base = match.lastgroup or "dec"
+        value = int(match["sign"] + match[base], _BASES[base])
         if document.INT64[0] <= value < 2**64:
             return value
     if _FLOAT.match(plain):
         number = float(plain)
-        # Go's parser reports what overflows; such a scalar stays a string.
+        # Go's parser reports an overflow; such a scalar stays a string.
         return text if number in (float("inf"), float("-inf")) else number
     return text

@@ -52,7 +52,7 @@ def generated(arguments: str = "", *options: str, prepare: str = ":") -> dict[st
 
 
 # Values that are wrong whatever the host is.
-WRONG_USAGE = "configuration: invalid |is no vendor name|is no class name"
+WRONG_USAGE = "configuration: invalid |is not a vendor name|is not a class name"
 
 
 def refused(arguments: str = "", *options: str, prepare: str = ":") -> str:
@@ -432,8 +432,8 @@ def test_the_device_none_is_the_driver_alone() -> None:
         ("--device-name-strategy name", "invalid device name strategy"),
         ("--device-id 99", 'no device "99"'),
         ("--device-id GPU-nonsense", "neither an index nor a UUID"),
-        ("--vendor 0", "is no vendor name"),
-        ("--class a/b", "is no class name"),
+        ("--vendor 0", "is not a vendor name"),
+        ("--class a/b", "is not a class name"),
         ("--driver-capabilities compute,everything", "invalid driver capability"),
         ("--disable-hook nonsense", "invalid hook"),
         ("--enable-hook all", "invalid hook"),

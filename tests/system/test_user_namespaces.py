@@ -106,7 +106,7 @@ def test_a_device_that_the_host_has_not_is_an_error_of_ours(found: Found) -> Non
     """Not the device that is at its path."""
     case = found["false"]
     assert (case["status"], case["output"]) == (1, [])
-    assert '"/dev/nvidia0" is no device c 195:3' in case["error"]
+    assert '"/dev/nvidia0" is not device c 195:3' in case["error"]
     assert "user namespace" in case["error"]
 
 

@@ -153,7 +153,7 @@ def test_numbers_that_the_host_has_not_there_are_an_error(
 ) -> None:
     """Nobody can make the node, and the container would get another device in silence."""
     assert completed(**place, **numbers)["type"] == numbers["type"]
-    with pytest.raises(CdiError, match=r'"/dev/zero" is no device [bcp] [0-9]+:[0-9]+') as error:
+    with pytest.raises(CdiError, match=r'"/dev/zero" is not device [bcp] [0-9]+:[0-9]+') as error:
         completed(user_namespace=True, **place, **numbers)
     assert error.value.category == "host-device-missing"
 
@@ -170,7 +170,7 @@ def test_a_pipe_is_that_of_its_path(tmp_path: Path) -> None:
 def test_req_09_a_node_that_changes_while_it_is_looked_at_is_an_error() -> None:
     """What is written is what was seen first; what is there afterwards is not that."""
     seen = [os.lstat("/dev/zero"), os.lstat("/dev/null")]
-    with pytest.raises(CdiError, match="is no device c 1:5"):
+    with pytest.raises(CdiError, match="is not device c 1:5"):
         complete(
             {"deviceNodes": [{"path": "/dev/nvidia0"}]}, lambda _: seen.pop(0), user_namespace=True
         )

@@ -418,7 +418,7 @@ TMPFS = {"hostPath": "tmpfs", "containerPath": "/t", "type": "tmpfs"}
             "0.4.0",
             'device "d": device node "/a" has another path, "/b", on the host',
         ),
-        (of({"env": ["A=b"]}, kind="vendor.test/a.b"), "0.5.0", "the spec: there is a dot"),
+        (of({"env": ["A=b"]}, kind="vendor.test/a.b"), "0.5.0", "the spec: a dot"),
         (of({"mounts": [TMPFS]}), "0.3.0", 'device "d": the type "tmpfs" of the mount on "/t"'),
         (of({"env": ["A=b"]}), "0.2.0", "no spec is of a version before 0.3.0"),
     ],

@@ -98,5 +98,5 @@ def test_depth_ends_in_a_recursion_error() -> None:
 
 def test_what_json_has_not_is_a_type_error() -> None:
     """Rather than something that looks like it."""
-    with pytest.raises(TypeError, match="set is no JSON value"):
+    with pytest.raises(TypeError, match="set is not a JSON value"):
         strictjson.dumps({"a": {1}})

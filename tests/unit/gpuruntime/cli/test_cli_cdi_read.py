@@ -139,7 +139,7 @@ def test_inject_prints_the_new_config_and_keeps_what_it_does_not_know(specs: Pat
         ("v.com/c=b", "defined more than once in one directory"),
         ("v.com/c=x", 'no spec defines it; of kind "v.com/c" there are v.com/c=a, v.com/c=d'),
         ("v.com/x=a", 'no spec is of kind "v.com/x"; there are v.com/c'),
-        ("nvidia", "no qualified device name"),
+        ("nvidia", "not a qualified device name"),
         ("v.com/c=a:rwm", "no spec defines it"),
     ],
 )
@@ -151,7 +151,7 @@ def test_an_unresolved_name_is_explained(specs: Path, name: str, why: str) -> No
     assert (found["error"], found["stage"]) == ("unresolvable", "resolve")
     assert found["unresolved"] == [name, name]
     assert why in found["message"]
-    assert "broken.json" in found["message"] or "once" in why or "no qualified" in why
+    assert "broken.json" in found["message"] or "once" in why or "not a qualified" in why
     assert f'error: device: cannot resolve "{name}"' in ran.stderr
 
 

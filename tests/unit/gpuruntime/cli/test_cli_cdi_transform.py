@@ -212,7 +212,7 @@ def test_outputs_that_cannot_be(source: Path, tmp_path: Path) -> None:
     for name, text in (
         ("open/a.yaml", "lets other users replace files in it"),
         ("missing/a.yaml", "there is no directory"),
-        ("link/a.yaml", "symbolic link"),
+        ("link/a.yaml", "symlink"),
         ("d.yaml", "directory"),
         ("in.json/a.yaml", "irectory"),
         ("x" * 300, "too long"),

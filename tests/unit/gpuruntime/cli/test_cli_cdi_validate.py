@@ -60,7 +60,7 @@ def test_each_problem_is_a_line_with_file_and_line(specs: Path) -> None:
     bad, warned, good = (specs / f"{name}.yaml" for name in ("bad", "warned", "good"))
     done = run(bad, warned, good)
     assert done.stdout == (
-        f'{bad}:2: error: class: kind: "c-" is no class name\n'
+        f'{bad}:2: error: class: kind: "c-" is not a class name\n'
         f'{bad}:6: error: env: devices[0].containerEdits.env[0]: "A" is not NAME=value\n'
         f"{warned}:6: warning: env-loader: devices[0].containerEdits.env[0]: "
         '"LD_AUDIT" makes programs load code from elsewhere\n'
@@ -111,7 +111,7 @@ def test_standard_input_is_a_file_too() -> None:
         ("fifo", "error: syntax: not a regular file"),
         ("device", "error: syntax: not a regular file"),
         ("huge", "error: syntax: larger than"),
-        ("binary", "error: syntax: no UTF-8 at byte 0"),
+        ("binary", "error: syntax: not UTF-8 at byte 0"),
         ("deep", ":1: error: syntax:"),
         ("bomb", "error: syntax: more than"),
         ("control", "error: unknown-field: \\x1b[31m"),
