@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether an image's newer CUDA driver library can be used with the host's driver; pure.
 
-On the start path. An ELF note in the library says which drivers it runs on. It is read within
-limits, because it comes from the image; `readelf -n FILE` shows the same.
+On the start path. An ELF note in the library lists the drivers that it runs on. The size of the
+note is limited, because it comes from the image; `readelf -n FILE` shows the same.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _VERSION = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9}){0,3}\Z")
 
 
 class NoteError(ValueError):
-    """The file has no note that can be read."""
+    """The file has no readable note."""
 
 
 class CudaNote(Record):
-    """What a library says of itself: its CUDA version, and the major *drivers* that it runs on."""
+    """The note of a library: its CUDA version, and the major *drivers* that it runs on."""
 
     __slots__ = ("cuda_version", "drivers")
 
@@ -45,16 +45,16 @@ class CudaNote(Record):
 def is_usable(
     compat_version: str, note: CudaNote | None, host_driver_version: str, host_cuda_version: str
 ) -> bool:
-    """Return whether the host is to use the library of *compat_version*; "" is not known."""
+    """Return whether the library of *compat_version* works on the host; "" is unknown."""
     compat, driver = parse_version(compat_version), parse_version(host_driver_version)
     if note is None:
-        # From before there were notes: such a library needs nothing but an older driver.
-        known = compat is not None and driver is not None and not host_cuda_version
-        return known and driver[0] < compat[0]  # type: ignore[index]  # both are known
+        # A library older than these notes needs only a host driver that is older than itself.
+        is_comparable = compat is not None and driver is not None and not host_cuda_version
+        return is_comparable and driver[0] < compat[0]  # type: ignore[index]  # both are known
     if compat is not None and driver is not None:
         return driver[0] in note.drivers and _is_newer(compat, driver)
-    ours, cuda = parse_version(note.cuda_version), parse_version(host_cuda_version)
-    return ours is not None and cuda is not None and _is_newer(ours, cuda)
+    compat_cuda, cuda = parse_version(note.cuda_version), parse_version(host_cuda_version)
+    return compat_cuda is not None and cuda is not None and _is_newer(compat_cuda, cuda)
 
 
 def parse_version(text: str) -> Version:
@@ -64,9 +64,9 @@ def parse_version(text: str) -> Version:
     return tuple(int(part) for part in text.split("."))
 
 
-def _is_newer(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    length = max(len(one), len(other))
-    return one + (0,) * (length - len(one)) > other + (0,) * (length - len(other))
+def _is_newer(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
+    length = max(len(first), len(second))
+    return first + (0,) * (length - len(first)) > second + (0,) * (length - len(second))
 
 
 def read_note(read_at: Callable[[int, int], bytes]) -> CudaNote | None:
@@ -102,7 +102,7 @@ def _parse_text(text: bytes) -> CudaNote:
     except (ValueError, RecursionError) as error:
         raise NoteError(f"a note that is no JSON: {error}") from error
     if not isinstance(document, dict):
-        raise NoteError("a note that is no JSON object")
+        raise NoteError("a note that is not a JSON object")
     cuda, drivers = document.get("CUDA Version", ""), document.get("Driver") or []
     if not isinstance(cuda, str) or not isinstance(drivers, list):
         raise NoteError("a note with members of the wrong types")

@@ -14,7 +14,7 @@ VERSION = re.compile(r"[0-9]+(?:\.[0-9]+)+\Z")
 
 
 def of_module_text(text: str) -> str:
-    """Return the version in what the loaded module says of itself, "" if there is none."""
+    """Return the version in the text that the loaded module reports, "" if it has none."""
     match = _MODULE_VERSION.search(text)
     return match[1] if match else ""
 

@@ -48,11 +48,11 @@ _RISCV_FLOAT_MASK, _RISCV_DOUBLE = 0x6, 0x4
 
 
 class ElfError(ValueError):
-    """The bytes are no little-endian ELF program or library, or are damaged."""
+    """The bytes are not a little-endian ELF program or library, or are damaged."""
 
 
 class Elf(Record):
-    """What a library says of itself.
+    """The loader's data of a library.
 
     *abi* is a name in `ldcache_merge.ABI_FLAGS`, or "" for any other machine.
     """
@@ -66,7 +66,7 @@ class Elf(Record):
 
 
 class _Layout:
-    """Where the fields are that differ between the two classes."""
+    """The positions of the fields that differ between the two classes."""
 
     __slots__ = ("dynamic", "header", "section", "segment", "segment_fields")
 
@@ -80,9 +80,9 @@ class _Layout:
         self.section = struct.Struct(section)
 
 
-# Header, behind the identification: type, machine, version, entry, offset of program headers,
+# Header, after the identification: type, machine, version, entry, offset of program headers,
 # offset of section headers, flags, header size, size and count of program headers, size and count
-# of section headers, which section has their names.
+# of section headers, index of the section with their names.
 # Segment fields: the places of offset, address and size in the file.
 # Section: name, type, offset, size.
 _LAYOUTS = {
@@ -120,7 +120,7 @@ class _Header:
         return list(self.layout.segment.iter_unpack(_read(self.read_at, table, count * size)))
 
     def sections(self) -> tuple[list[tuple[int, ...]], bytes]:
-        """Return the section headers, and the bytes that have their names."""
+        """Return the section headers, and the bytes of their names."""
         table, (size, count, names_index) = self.fields[5], self.fields[10:]
         if not count:
             return [], b""
@@ -138,7 +138,7 @@ class _Header:
 
 
 def read(source: bytes | BinaryIO | Reader) -> Elf:
-    """Return what the ELF file *source* says of itself.
+    """Return the loader's data of the ELF file *source*.
 
     Only program headers are used, as the loader does: section headers may be stripped. A file is
     read by seek and read, and stays open; a function is called as by `read_section`. Raises
@@ -162,7 +162,7 @@ def read(source: bytes | BinaryIO | Reader) -> Elf:
 
 
 def is_static_program(data: bytes) -> bool:
-    """Return whether *data* is a 64-bit program that no loader has to load."""
+    """Return whether *data* is a static 64-bit program, which needs no loader."""
     try:
         header = _Header(_reader(data))
         kinds = [segment[0] for segment in header.segments()]
@@ -186,7 +186,7 @@ def read_section(read_at: Reader, name: bytes, kind: int) -> bytes | None:
 
 
 def find_section(read_at: Reader, name: bytes, kind: int) -> tuple[int, int] | None:
-    """Return offset and length of what `read_section` would read; raise ElfError."""
+    """Return offset and length of the bytes that `read_section` reads; raise ElfError."""
     rows, names = _Header(read_at).sections()
     for name_at, row_kind, offset, length in rows:
         if row_kind == kind and names[name_at : name_at + len(name) + 1] == name + b"\0":
@@ -202,12 +202,12 @@ def _abi(machine: int, width: int, flags: int) -> str:
     if machine == _RISCV:
         is_lp64d = width == _CLASS64 and flags & _RISCV_FLOAT_MASK == _RISCV_DOUBLE
         return "riscv64" if is_lp64d else ""
-    known = {
+    abis = {
         (_I386, _CLASS32): "i386",
         (_AARCH64, _CLASS64): "aarch64",
         (_PPC64, _CLASS64): "ppc64le",
     }
-    return known.get((machine, width), "")
+    return abis.get((machine, width), "")
 
 
 def _read_dynamic(
@@ -266,7 +266,7 @@ def _read_name(read_at: Reader, at: int, room: int) -> str:
 
 
 def _reader(source: bytes | BinaryIO | Reader) -> Reader:
-    """Return a function of offset and length that reads what there is of *source*."""
+    """Return a function of offset and length that reads the available bytes of *source*."""
     if isinstance(source, bytes):
         data = source
         return lambda offset, length: data[offset : offset + length]
@@ -284,7 +284,7 @@ def _reader(source: bytes | BinaryIO | Reader) -> Reader:
 def _read(read_at: Reader, offset: int, length: int) -> bytes:
     """Return exactly *length* bytes at *offset*; raise ElfError."""
     if not length:
-        # Wherever it is: a file system may have no such offset.
+        # Regardless of the offset, which the file system may not support.
         return b""
     if offset > _MAX_FILE_OFFSET:
         raise ElfError(f"offset {offset:#x} is beyond the end of any file")

@@ -40,11 +40,11 @@ _EXTENSION = _struct.Struct("<II")  # magic, count
 _SECTION = _struct.Struct("<IIII")  # tag, flags, offset, bytes
 _GENERATOR = 0
 _HWCAPS = 1
-_OURS = 0x47505521  # its 4 bytes: where our strings begin; loaders skip tags they do not know
+_OURS = 0x47505521  # 4 bytes: the start of our strings; loaders skip unknown tags
 _NO_SECTION = (0, 0)
 
 
-# The difference of two numbers that are nearer to 0 than this does not wrap.
+# The difference of two numbers below this limit does not wrap.
 _WIDE = 1 << 30
 _DIGIT, _NO_DIGIT = b"0", b"x"
 # Byte → which of the two it is, and its value as a signed character, moved up to be none below 0.
@@ -80,7 +80,7 @@ class Cache:
 
 
 class Rows:
-    """The entries of a table by number. No lists are made: a search looks at few of them."""
+    """The entries of a table by index. No lists are made: a search reads only a few entries."""
 
     __slots__ = ("_lead", "_words")
 
@@ -113,7 +113,7 @@ class Names:
     __slots__ = ("_keys", "_left", "_strings", "_texts", "compare")
 
     def __init__(self, strings: bytes) -> None:
-        # How two of their keys are compared.
+        # The function that compares two of their keys.
         self.compare: Callable[[tuple[int, ...], tuple[int, ...]], int] = compare_narrow
         self._strings = strings
         self._left = MAX_DECODED_BYTES
@@ -128,7 +128,7 @@ class Names:
         return key
 
     def checked(self, key: tuple[int, ...]) -> tuple[int, ...]:
-        """Return *key*, which from now on may be compared with those of names."""
+        """Return *key* after preparing the comparison for it."""
         if max(key) >= _WIDE or min(key) < -_WIDE:
             self.compare = compare
         return key
@@ -157,7 +157,7 @@ def sort_key(name: bytes) -> tuple[int, ...]:
     Bytes count as signed characters, a run of digits as one 32-bit number that ranks above any
     character. Hence libx.so.10 is above libx.so.9, and libx.so.01 the same name as libx.so.1.
     """
-    # By runs of bytes: a loop over each would cost more than the search that needs the key.
+    # By runs of bytes: a loop over each byte would cost more than the search.
     kinds = name.translate(_KINDS)
     signed = name.translate(_SIGNED)
     key: list[int] = []
@@ -234,7 +234,7 @@ def read_cache(data: bytes, *, keep_ours: bool = False) -> Cache | None:
 
     sections = _sections(data, origin) if size == ENTRY.size else {}
     # glibc writes the offsets of the hwcaps names from the header on, and reads them from the
-    # file's start: behind an old table they never worked, and must not begin to.
+    # file's start: after an old table they never worked, and must not start to work.
     hwcaps = _hwcaps(data, end, sections) if origin == 0 else ()
     at, length = sections.get(_GENERATOR, _NO_SECTION)
     generator = data[at : at + length] if length <= MAX_GENERATOR_BYTES else b""
@@ -246,7 +246,7 @@ def read_cache(data: bytes, *, keep_ours: bool = False) -> Cache | None:
             table = _without(table, ours)
             offsets = _column(table, _NAME) + _column(table, _VALUE)
 
-    # The strings end after the last one in use: our own and the old extension go.
+    # The strings end after the last one in use: our own and the old extension are dropped.
     last = max(max(offsets, default=-1) - lead, max(hwcaps, default=-1))
     tail = b""
     if last >= 0:
@@ -275,7 +275,7 @@ def _locate(data: bytes) -> tuple[int, int, int, int] | None:
     if room <= 0:
         return None
     _, count, _, order, _ = HEADER.unpack_from(data, base)
-    # A byte order of 0 is from writers before glibc 2.33, which left it out.
+    # A byte order of 0 is from writers before glibc 2.33, which did not set it.
     if count > room // ENTRY.size or (order and order & _BYTE_ORDER_MASK != _LITTLE_ENDIAN):
         return None
     return base + HEADER.size, base, count, ENTRY.size
@@ -300,17 +300,17 @@ def _sections(data: bytes, base: int) -> dict[int, tuple[int, int]]:
     at += _EXTENSION.size
     if magic != _EXTENSION_MAGIC or count > MAX_SECTIONS or count * _SECTION.size > size - at:
         return {}
-    found: dict[int, tuple[int, int]] = {}
+    sections: dict[int, tuple[int, int]] = {}
     for tag, _, offset, length in _SECTION.iter_unpack(data[at : at + count * _SECTION.size]):
         if offset + length > size or (tag == _HWCAPS and length % 4):
             return {}
-        # We write ours once: where there are two, an image forged one.
-        found[tag] = _NO_SECTION if tag == _OURS and tag in found else (offset, length)
-    return found
+        # We write our section once: if there are two, an image forged one.
+        sections[tag] = _NO_SECTION if tag == _OURS and tag in sections else (offset, length)
+    return sections
 
 
 def _hwcaps(data: bytes, end: int, sections: dict[int, tuple[int, int]]) -> tuple[int, ...]:
-    """Return the positions of the hwcaps names behind *end*, none if one is elsewhere."""
+    """Return the positions of the hwcaps names after *end*, [] if one is elsewhere."""
     at, length = sections.get(_HWCAPS, _NO_SECTION)
     if length == 0 or length > 4 * MAX_HWCAPS_NAMES:
         return ()
@@ -320,12 +320,12 @@ def _hwcaps(data: bytes, end: int, sections: dict[int, tuple[int, int]]) -> tupl
     return tuple(offset - end for offset in offsets)
 
 
-def _without(table: bytes, ours: int) -> bytes:
-    """Cut out of *table* the entries whose value is at or above *ours*."""
+def _without(table: bytes, limit: int) -> bytes:
+    """Return *table* without the entries whose value is at or above *limit*."""
     values = _column(table, _VALUE)
-    cuts = list(compress(range(len(values)), map(ours.__le__, values)))
-    kept = zip([0, *(cut + 1 for cut in cuts)], [*cuts, len(values)])
-    return b"".join(table[a * ENTRY.size : b * ENTRY.size] for a, b in kept)
+    cuts = list(compress(range(len(values)), map(limit.__le__, values)))
+    ranges = zip([0, *(cut + 1 for cut in cuts)], [*cuts, len(values)])
+    return b"".join(table[a * ENTRY.size : b * ENTRY.size] for a, b in ranges)
 
 
 def format_cache(table: bytes, strings: bytes, cache: Cache) -> bytes:
@@ -339,7 +339,7 @@ def format_cache(table: bytes, strings: bytes, cache: Cache) -> bytes:
         offsets = [lead + position for position in cache.hwcaps]
         sections.append((_HWCAPS, _struct.pack(f"<{len(offsets)}I", *offsets)))
     if cache.generator:
-        sections.append((_GENERATOR, cache.generator))  # last, for its length is no multiple of 4
+        sections.append((_GENERATOR, cache.generator))  # last: its length is not a multiple of 4
     extension = (lead + len(strings) + 3) & -4
     pieces = [
         HEADER.pack(_MAGIC, len(table) // ENTRY.size, len(strings), _LITTLE_ENDIAN, extension),
@@ -354,6 +354,6 @@ def format_cache(table: bytes, strings: bytes, cache: Cache) -> bytes:
         at += len(content)
     pieces.extend(content for _, content in sections)
     if at > MAX_CACHE_BYTES:
-        # The next start of the container merges with what this one wrote.
+        # The next start of the container merges with the cache that this start wrote.
         raise LdcacheError(f"cannot make the ld.so.cache: {at} bytes, {MAX_CACHE_BYTES} at most")
     return b"".join(pieces)

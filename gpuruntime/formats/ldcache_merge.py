@@ -40,12 +40,12 @@ ABI_FLAGS = {
 }
 
 
-# What is in the path of each library that only the driver brings.
+# A part of the path of each library that only the driver installs.
 _DRIVER_WORDS = (b"nvidia", b"libcuda", b"libnv")
 
 
 class CacheEntry(Record):
-    """A library the loader shall find: *soname* at *path*, for the ABI that *flags* name."""
+    """A library that the loader must find: *soname* at *path*, for the ABI of *flags*."""
 
     __slots__ = ("flags", "path", "soname")
 
@@ -72,12 +72,12 @@ def merge(
         names.checked(own.key)
     table = names.insert(ours, cache)
     if names.first_miss(ours, table) is not None:
-        # The image's table is out of order: a loader finds some of its names, by luck.
+        # The image's table is not sorted: a loader finds some of its names by chance.
         cache = _sort(cache, names)
         table = names.insert(ours, cache)
         missed = names.first_miss(ours, table)
         if missed is not None:
-            # Numbers 2^31 apart: each of three names may be above the next, in a circle.
+            # Numbers 2^31 apart: the order of three names may be cyclic.
             message = f'cannot place "{missed.soname}" in the ld.so.cache: its names have no order'
             raise LdcacheError(message)
     return format_cache(table, strings, cache)
@@ -122,7 +122,7 @@ def driver_paths(image: bytes | None) -> list[str]:
 
     Raises `LdcacheError` for an image beyond the limits, and for one that no loader accepts.
     """
-    # Few images have one, and most of those are of a container that is started again.
+    # Few images have one, most of them the file system of a restarted container.
     if not image or not any(word in image for word in _DRIVER_WORDS):
         return []
     words = [word.decode() for word in _DRIVER_WORDS]
@@ -157,7 +157,7 @@ class _Ours:
 
 
 class _Search(Names):
-    """The merged string area, and who comes first among entries of one name."""
+    """The merged string area, and the order of entries of one name."""
 
     __slots__ = ("_keep_first", "_own_start")
 
@@ -190,7 +190,7 @@ class _Search(Names):
         return b"".join(pieces)
 
     def first_miss(self, ours: list[_Ours], table: bytes) -> _Ours | None:
-        """Look *ours* up in *table* as a loader does; return the first that it does not get."""
+        """Look *ours* up in *table* as a loader does; return the first entry that is not found."""
         rows = Rows(table, HEADER.size + len(table))
         for own in ours:
             at = self._find(own.key, rows)
@@ -205,7 +205,7 @@ class _Search(Names):
         return None
 
     def _after_kept(self, own: _Ours, at: int, rows: Rows) -> int:
-        """Return the place behind the last entry of *own*'s name that is to stay in front."""
+        """Return the index after the last entry of *own*'s name that must precede it."""
         place = at
         while self._keep_first and at < len(rows) and self.key(rows.name(at)) == own.key:
             at += 1
@@ -252,7 +252,7 @@ def _place_strings(entries: Iterable[CacheEntry], tail: bytes) -> tuple[list[_Ou
         value = places[path]
         name = value + len(path) - len(soname) if path.endswith(soname) else places[soname]
         ours.append(_Ours(entry, name, value))
-    # ldconfig's order. Equals stay as they came, for sorting is stable in reverse, too.
+    # ldconfig's order. Equal entries keep their order, because the reverse sort is stable too.
     ours.sort(key=lambda own: (own.key, own.flags), reverse=True)
     return ours, bytes(strings)
 

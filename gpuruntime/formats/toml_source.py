@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source of a TOML file: where its statements are, and whether an edit has its meaning.
+"""The source of a TOML file: the positions of its statements, and the check of an edit.
 
 A TOML parser returns values without their positions. Pure; not on the start path.
 """
@@ -17,7 +17,7 @@ Path = tuple[str, ...]
 LONG_KEY = re.compile(
     r"""(?:^|[\[{,])[ \t]*(?:(?:[\w-]++|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){64}""", re.MULTILINE
 )
-# What a value or a header is made of, as far as finding its end needs it.
+# The tokens of a value or a header that are needed to find its end.
 TOKEN = re.compile(
     r'"""(?:\\.|[^\\])*?"{3,5}'
     r"|'''.*?'{3,5}"
@@ -50,7 +50,7 @@ class Statement(NamedTuple):
 
 
 def scan(text: str) -> Iterator[Statement]:
-    """Return the statements of *text*, which must be TOML; members of inline tables are none."""
+    """Return the statements of *text*, valid TOML, without members of inline tables."""
     table: Path = ()
     in_array = False
     tokens = list(TOKEN.finditer(text))
@@ -96,7 +96,7 @@ def scan(text: str) -> Iterator[Statement]:
 
 
 def _end_of_line(tokens: list[re.Match[str]], index: int) -> int:
-    """Return the index of the newline that ends the statement at *index*, or behind the last."""
+    """Return the index of the newline that ends the statement at *index*, or the end."""
     depth = 0
     while index < len(tokens):
         word = tokens[index].group()
@@ -112,7 +112,7 @@ def _line_end(text: str, tokens: list[re.Match[str]], newline: int) -> int:
 
 
 def _value_end(tokens: list[re.Match[str]], first: int, last: int) -> int:
-    """Return the end of the value between the tokens, without blanks and a comment behind it."""
+    """Return the end of the value between the tokens, without trailing blanks and comments."""
     while last - 1 > first:
         word = tokens[last - 1].group()
         if not (word.startswith("#") or word.isspace()):
@@ -135,29 +135,29 @@ def _path(statement: str) -> Path:
 
 
 def load(text: str) -> dict[str, Any]:
-    """Return the document that *text* is, with floats as text: nan is not equal to itself.
+    """Return the document *text*, with floats as text, because nan is not equal to itself.
 
     Raises ValueError if *text* is not TOML.
     """
     return tomllib.loads(text, parse_float=lambda number: f"float {number}")
 
 
-def has_meaning(text: str, wanted: Mapping[str, Any]) -> bool:
-    """Return whether *text* is the document *wanted*, apart from empty tables."""
+def has_meaning(text: str, document: Mapping[str, Any]) -> bool:
+    """Return whether *text* decodes to *document*, apart from empty tables."""
     try:
-        return without_empty(load(text)) == without_empty(_floats_as_text(wanted))
+        return without_empty(load(text)) == without_empty(_floats_as_text(document))
     except (ValueError, RecursionError):
         return False
 
 
 def without_empty(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return *table* without the tables that hold nothing."""
-    kept = {}
+    """Return *table* without empty tables."""
+    result = {}
     for key, value in table.items():
         inner = without_empty(value) if isinstance(value, dict) else value
         if inner != {}:
-            kept[key] = inner
-    return kept
+            result[key] = inner
+    return result
 
 
 def _floats_as_text(value: Any) -> Any:  # noqa: ANN401 (any TOML value)
