@@ -13,7 +13,7 @@ from gpuruntime.cli import spec_files
 from gpuruntime.cli.output import write_stdout
 from gpuruntime.errors import GpuRuntimeError, SpecError, escape
 
-# As diff(1), whose 1 is an answer.
+# The exit statuses of diff(1); 1 is not an error.
 DIFFERENT, TROUBLE = 1, 2
 
 
@@ -35,8 +35,8 @@ def diff(old: str, new: str, *, as_json: bool) -> None:
             raise SpecError("standard input is one spec, not two", "name a file for the other")
         changes = differences.compare(spec_files.load(old), spec_files.load(new))
         if as_json:
-            found = {"equal": not changes, "changes": [asdict(change) for change in changes]}
-            write_stdout(json.dumps(found, indent=2) + "\n")
+            result = {"equal": not changes, "changes": [asdict(change) for change in changes]}
+            write_stdout(json.dumps(result, indent=2) + "\n")
         else:
             lines = [f"{escape(change.line())}\n" for change in changes]
             write_stdout("".join(lines))

@@ -45,7 +45,7 @@ def generate(
     format_: str | None,
     *,
     force: bool,
-    **given: Any,  # noqa: ANN401 (click's)
+    **values: Any,  # noqa: ANN401 (click's)
 ) -> None:
     """Write a CDI spec of this machine's GPUs.
 
@@ -53,10 +53,10 @@ def generate(
     .yaml in /etc/cdi and /var/run/cdi, and resolves no device that two files of one directory
     define. The last line on standard error sums up what was found.
     """
-    chosen = generator.checked(**given)
+    chosen = generator.checked(**values)
     output = output or "-"
     path, format_ = target(output, format_)
-    # Before the discovery: the next refresh must see what changes meanwhile.
+    # Before the discovery, so that the next refresh notices changes made during it.
     state = generator.state_of(chosen) if output != "-" else {}
     inventory = generator.discover(chosen)
     warn(inventory)
@@ -65,27 +65,27 @@ def generate(
     if output == "-":
         write_stdout(text)
     else:
-        # What only a file needs takes a fifth of the command to import.
+        # These imports take a fifth of the command's time, and only a file needs them.
         from gpuruntime.cli import spec_dirs, stamp  # noqa: PLC0415
 
         spec_dirs.check_beside(path, spec, force=force)
         changed = spec_dirs.write_text(path, text)
         stamp.write(
-            path, text, spec, driver_version=inventory.driver.version, found=state, chosen=chosen
+            path, text, spec, driver_version=inventory.driver.version, state=state, chosen=chosen
         )
         click.echo(f'{"wrote" if changed else "unchanged"} "{escape(path)}"', err=True)
     click.echo(escape(generator.summary(inventory, spec)), err=True)
 
 
 def warn(inventory: Inventory) -> None:
-    """Print on standard error what was left out, and why."""
+    """Print a warning on standard error for each device or file that was left out."""
     sentences = [*generator.problems(inventory), *map(str, inventory.left_out)]
     for sentence in dict.fromkeys(sentences):
         click.echo(f"warning: {escape(sentence)}", err=True)
 
 
 def target(output: str, format_: str | None) -> tuple[str, str]:
-    """Return the path to write for *output* and the format; warn of what nobody will read."""
+    """Return the path to write for *output* and the format; warn if no consumer will read it."""
     extension = os.path.splitext(output)[1].lower()
     ending = _ENDINGS.get(extension)
     format_ = (format_ or ending or "yaml").lower()
@@ -99,7 +99,7 @@ def target(output: str, format_: str | None) -> tuple[str, str]:
 
 
 def encode(spec: Spec, format_: str, inventory: Inventory) -> str:
-    """Return the text of *spec*; as YAML, with a line that says what it was made from."""
+    """Return the text of *spec*; YAML has a comment with the driver and the boot."""
     text = producer.encode_canonical(spec, format_)
     if format_ == "json":
         return text
@@ -107,9 +107,9 @@ def encode(spec: Spec, format_: str, inventory: Inventory) -> str:
 
 
 def _comment(driver_version: str) -> str:
-    """Return the line that says in the spec itself what it was made from.
+    """Return the comment that names the driver version and the boot of the spec.
 
-    Not the state of the host: it changes more often than what the spec says.
+    It does not have the state of the host, which changes more often than the spec.
     """
     version = escape(driver_version) or "none"
     return f"# Made for driver {version}, boot {escape(fingerprint.boot_id())}.\n"

@@ -17,11 +17,11 @@ from gpuruntime.cli.output import write_stdout
 from gpuruntime.errors import BundleError, GpuRuntimeError, UnresolvedDeviceError, escape
 from gpuruntime.oci import bundle
 
-# Of more names that do not resolve, the reasons say nothing new.
-MAX_TOLD = 8
+# The most names whose reasons are printed.
+MAX_REASONS = 8
 
 
-class _Refusal(Exception):  # noqa: N818 (not an error of ours: an answer)
+class _Refusal(Exception):  # noqa: N818 (a result, not an error)
     """The injection is refused at *stage* for the reason *category*."""
 
     def __init__(
@@ -54,8 +54,8 @@ def inject(
     """
     try:
         config = _read_config()
-        known = directories.load(spec_dirs, allow_untrusted=allow_untrusted)
-        result = _inject(known, devices, config)
+        registry = directories.load(spec_dirs, allow_untrusted=allow_untrusted)
+        result = _inject(registry, devices, config)
     except _Refusal as refusal:
         if as_json:
             write_stdout(json.dumps(_as_object(refusal), indent=2) + "\n")
@@ -71,14 +71,14 @@ def _read_config() -> Any:  # noqa: ANN401 (JSON)
             data = stream.read(bundle.MAX_CONFIG_BYTES + 1)
         if len(data) <= bundle.MAX_CONFIG_BYTES:
             config, doubt = bundle.parse(data)
-            # What UTF-8 cannot hold, such as half of a surrogate pair, cannot be printed again.
+            # A lone surrogate cannot be encoded as UTF-8, and so not be printed.
             json.dumps(config, ensure_ascii=False).encode()
     except OSError as error:
         doubt = f"cannot be read: {error.strerror}"
     except UnicodeEncodeError:
         doubt = "a lone surrogate"
     except ValueError as error:
-        doubt = f"no JSON object: {error}"
+        doubt = f"not a JSON object: {error}"
     if doubt is not None:
         error_ = BundleError(
             f"cannot add devices to the config on standard input: {doubt}",
@@ -88,24 +88,26 @@ def _read_config() -> Any:  # noqa: ANN401 (JSON)
     return config
 
 
-def _inject(known: Registry, devices: tuple[str, ...], config: Any) -> Any:  # noqa: ANN401 (JSON)
-    for file in known.files:
+def _inject(registry: Registry, devices: tuple[str, ...], config: Any) -> Any:  # noqa: ANN401 (JSON)
+    for file in registry.files:
         if file.error is not None:
             text = f'"{file.path}" is not used: {file.error.category}: {file.error}'
             click.echo(f"warning: {escape(text)}", err=True)
     try:
-        return injected(known, devices, config)
+        return injected(registry, devices, config)
     except CdiError as error:
-        unresolved = [name for name in devices if known.find(name) is None]
+        unresolved = [name for name in devices if registry.find(name) is None]
         if not unresolved:
             hint = "load the driver of the device, or write the spec again"
             failure = UnresolvedDeviceError(f"cannot add the devices: {error}", hint)
             raise _Refusal(error.category, "inject", failure, []) from error
-        # Where one file is all there is, what is wrong with it is what is wrong.
-        only = known.files[0].error if len(known.files) == 1 else None
+        # With a single file, its error is the reason.
+        only = registry.files[0].error if len(registry.files) == 1 else None
         names = list(dict.fromkeys(unresolved))
-        why = [f'"{name}": {reasons.why_unresolved(known, name)}' for name in names[:MAX_TOLD]]
-        more = [f"and {len(names) - MAX_TOLD} more"] if len(names) > MAX_TOLD else []
+        why = [
+            f'"{name}": {reasons.why_unresolved(registry, name)}' for name in names[:MAX_REASONS]
+        ]
+        more = [f"and {len(names) - MAX_REASONS} more"] if len(names) > MAX_REASONS else []
         failure = UnresolvedDeviceError(
             f"cannot resolve {'; '.join([*why, *more])}",
             'ask for names that "gpuruntime cdi list" shows',

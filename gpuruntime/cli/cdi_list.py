@@ -30,38 +30,40 @@ def list_(
     Files that cannot be used, and two files of one directory that define the same names, are
     warned of on standard error.
     """
-    known = directories.load(spec_dirs, allow_untrusted=allow_untrusted)
+    registry = directories.load(spec_dirs, allow_untrusted=allow_untrusted)
     if as_json:
-        write_stdout(json.dumps(as_object(known), indent=2) + "\n")
+        write_stdout(json.dumps(as_object(registry), indent=2) + "\n")
         return
-    for path, errors in known.errors.items():
+    for path, errors in registry.errors.items():
         for error in errors:
             if error.category != "conflict":
                 text = f'"{path}" is not used: {error.category}: {error}'
                 click.echo(f"warning: {escape(text)}", err=True)
-    for conflict in conflicts.find(known.files, directories.MAINTAINED):
+    for conflict in conflicts.find(registry.files, directories.MAINTAINED):
         text = f'{conflict.text()}, which resolve nowhere: remove "{conflict.stale}"'
         click.echo(f"warning: {escape(text)}", err=True)
-    names = known.devices
-    lines = (line for name in names for line in [name, *(_shown(known, name) if verbose else ())])
+    names = registry.devices
+    lines = (
+        line for name in names for line in [name, *(_shown(registry, name) if verbose else ())]
+    )
     write_stdout("".join(f"{line}\n" for line in lines))
     click.echo(f"found {len(names)} CDI devices", err=True)
 
 
-def as_object(known: Registry) -> dict[str, Any]:
-    """Return what `--json` prints of *known*."""
+def as_object(registry: Registry) -> dict[str, Any]:
+    """Return the object that `--json` prints for *registry*."""
     return {
-        "devices": [_device(known, name) for name in known.devices],
+        "devices": [_device(registry, name) for name in registry.devices],
         "unresolved": [
-            {"name": name, "reason": reasons.why_unresolved(known, name)}
-            for name in known.conflicting
+            {"name": name, "reason": reasons.why_unresolved(registry, name)}
+            for name in registry.conflicting
         ],
         "conflicts": [
             {"remove": conflict.stale, "keep": conflict.kept, "names": list(conflict.names)}
-            for conflict in conflicts.find(known.files, directories.MAINTAINED)
+            for conflict in conflicts.find(registry.files, directories.MAINTAINED)
         ],
-        "vendors": known.vendors,
-        "classes": known.classes,
+        "vendors": registry.vendors,
+        "classes": registry.classes,
         "files": [
             {
                 "path": file.path,
@@ -71,23 +73,23 @@ def as_object(known: Registry) -> dict[str, Any]:
                 if file.error
                 else None,
             }
-            for file in known.files
+            for file in registry.files
         ],
-        "directories": list(known.directories),
+        "directories": list(registry.directories),
     }
 
 
-def _device(known: Registry, name: str) -> dict[str, Any]:
-    *shadowed, file = known.defining(name)
+def _device(registry: Registry, name: str) -> dict[str, Any]:
+    *shadowed, file = registry.defining(name)
     return {
         "name": name,
         "file": file.path,
         "shadows": [other.path for other in shadowed],
-        "edits": edits.describe(known.resolve([name])),
+        "edits": edits.describe(registry.resolve([name])),
     }
 
 
-def _shown(known: Registry, name: str) -> list[str]:
-    found = _device(known, name)
-    lines = [f"file {found['file']}", *(f"in place of {path}" for path in found["shadows"])]
-    return [f"  {escape(line)}" for line in [*lines, *found["edits"]]]
+def _shown(registry: Registry, name: str) -> list[str]:
+    device = _device(registry, name)
+    lines = [f"file {device['file']}", *(f"in place of {path}" for path in device["shadows"])]
+    return [f"  {escape(line)}" for line in [*lines, *device["edits"]]]

@@ -46,7 +46,7 @@ def refresh(
     format_: str | None,
     *,
     force: bool,
-    **given: Any,  # noqa: ANN401 (click's)
+    **values: Any,  # noqa: ANN401 (click's)
 ) -> None:
     """Write the CDI spec again if the host has changed since, and say what has.
 
@@ -56,19 +56,19 @@ def refresh(
     """
     if output in ("", "-"):
         raise ArgumentError("standard output cannot be refreshed", 'name a file with "--output"')
-    chosen = generator.checked(**given)
+    chosen = generator.checked(**values)
     path, format_ = cdi_generate.target(output, format_)
-    # A spec that is there, of a GPU that is not, is worth an error.
+    # If a spec exists but the GPU does not, the command fails instead.
     is_of_driver = chosen.mode not in features.MODES and not os.path.lexists(path)
     if is_of_driver and (nothing := idle.reason(chosen.driver_root)):
         click.echo(nothing, err=True)
         return
     old = _load(path)
-    known = stamp.read(path)
-    if known is not None:
-        changed = stamp.changed(known, chosen)
+    old_stamp = stamp.read(path)
+    if old_stamp is not None:
+        changed = stamp.changed(old_stamp, chosen)
         if not changed and not force:
-            # Another file may have come since.
+            # Another file may have been added since.
             if old is not None:
                 spec_dirs.check_beside(path, old, force=False)
             click.echo(f'unchanged "{escape(path)}": the host is as it was', err=True)
@@ -80,7 +80,7 @@ def refresh(
     cdi_generate.warn(inventory)
     problems = generator.problems(inventory)
     if old is not None and problems:
-        _keep_what_is_better(path, old, spec, problems)
+        _refuse_loss(path, old, spec, problems)
     spec_dirs.check_beside(path, spec, force=force)
     text = cdi_generate.encode(spec, format_, inventory)
     has_changed = spec_dirs.write_text(path, text)
@@ -89,7 +89,7 @@ def refresh(
         text,
         spec,
         driver_version=inventory.driver.version,
-        found=renewal.state,
+        state=renewal.state,
         chosen=chosen,
     )
     for change in diff.compare(old, spec) if old is not None else ():
@@ -99,20 +99,20 @@ def refresh(
 
 
 def _load(path: str) -> Spec | None:
-    """Return the spec at *path*; None if there is none that could be used."""
+    """Return the spec at *path*; None if it is missing or unusable."""
     try:
         return document.check(yamlio.decode(store.read(path)))
     except (OSError, CdiError):
         return None
 
 
-def _keep_what_is_better(path: str, old: Spec, new: Spec, problems: tuple[str, ...]) -> None:
+def _refuse_loss(path: str, old: Spec, new: Spec, problems: tuple[str, ...]) -> None:
     """Raise SpecError if *old* has devices or files that *new* lacks because of *problems*."""
-    there = _parts(new)
-    lost = [name for name in _parts(old) if name not in there]
-    if lost:
+    parts = _parts(new)
+    missing = [name for name in _parts(old) if name not in parts]
+    if missing:
         raise SpecError(
-            f'"{path}" stays as it is, for the new spec would lack {", ".join(lost)}: '
+            f'"{path}" stays as it is, for the new spec would lack {", ".join(missing)}: '
             f"{'; '.join(problems)}",
             f'mend that, or remove "{os.path.basename(path)}" and refresh again',
         )

@@ -19,7 +19,7 @@ from gpuruntime.cli import spec_dirs
 from gpuruntime.cli.output import write_stdout
 from gpuruntime.errors import SpecError, escape
 
-# Also what consumers pass over, for a wrong ending.
+# Including files that consumers ignore because of their extension.
 _SPECS = (*ENDINGS, ".yml")
 
 
@@ -38,11 +38,11 @@ def validate(places: tuple[str, ...], *, strict: bool, as_json: bool) -> None:
     exit status is 1 if there is an error or, with --strict, a warning.
     """
     directories, files = _sorted_out(places)
-    found = [(name, finding) for name in files for finding in _findings(name)]
-    found += _conflicts(directories, files)
-    write_stdout(_to_json(found) if as_json else "".join(_line(*pair) for pair in found))
-    errors = sum(finding.severity == "error" for _, finding in found)
-    warnings = len(found) - errors
+    findings = [(name, finding) for name in files for finding in _findings(name)]
+    findings += _conflicts(directories, files)
+    write_stdout(_to_json(findings) if as_json else "".join(_line(*pair) for pair in findings))
+    errors = sum(finding.severity == "error" for _, finding in findings)
+    warnings = len(findings) - errors
     counts = f"{_count(errors, 'error')}, {_count(warnings, 'warning')}"
     click.echo(f"{_count(len(files), 'file')}: {counts}", err=True)
     if errors or (strict and warnings):
@@ -76,18 +76,18 @@ def _names(directory: str) -> list[str]:
 
 
 def _conflicts(directories: list[str], files: list[str]) -> list[tuple[str, SpecFinding]]:
-    """Return for each of *files* which other file takes devices from it, and which to remove."""
+    """Return an error for each of *files* that conflicts with another file."""
     by_path = {os.path.abspath(name): name for name in files if name != "-"}
-    found = []
+    findings = []
     for conflict in spec_dirs.conflicts_in(directories):
-        for path, other in permutations((conflict.stale, conflict.kept)):
+        for path, rival in permutations((conflict.stale, conflict.kept)):
             if path in by_path:
                 text = (
-                    f'"{other}" defines {conflicts.some(conflict.names)} too, which resolves '
+                    f'"{rival}" defines {conflicts.some(conflict.names)} too, which resolves '
                     f'nowhere then: remove "{conflict.stale}"'
                 )
-                found.append((by_path[path], SpecFinding(None, "error", "conflict", "", text)))
-    return found
+                findings.append((by_path[path], SpecFinding(None, "error", "conflict", "", text)))
+    return findings
 
 
 def _count(number: int, noun: str) -> str:
@@ -101,21 +101,22 @@ def _findings(name: str) -> list[SpecFinding]:
         return [SpecFinding(None, "error", error.category, "", error.message)]
     except OSError as error:
         return [SpecFinding(None, "error", "syntax", "", f"cannot read it: {error.strerror}")]
-    found = checks.validate(text, os.stat)
+    findings = checks.validate(text, os.stat)
     if name != "-" and not name.endswith(ENDINGS):
         message = f"in a spec directory only files ending in {' or '.join(ENDINGS)} are read"
-        found.insert(0, SpecFinding(None, "warning", "file-name", "", message))
-    return found
+        findings.insert(0, SpecFinding(None, "warning", "file-name", "", message))
+    return findings
 
 
 def _line(name: str, finding: SpecFinding) -> str:
     place = [escape(name)] + ([str(finding.line)] if finding.line else [])
     where = f"{finding.where}: " if finding.where else ""
-    told = escape(f"{finding.category}: {where}{finding.message}")
-    return f"{':'.join(place)}: {finding.severity}: {told}\n"
+    message = escape(f"{finding.category}: {where}{finding.message}")
+    return f"{':'.join(place)}: {finding.severity}: {message}\n"
 
 
-def _to_json(found: list[tuple[str, SpecFinding]]) -> str:
+def _to_json(findings: list[tuple[str, SpecFinding]]) -> str:
     return (
-        json.dumps([{"file": name, **asdict(finding)} for name, finding in found], indent=2) + "\n"
+        json.dumps([{"file": name, **asdict(finding)} for name, finding in findings], indent=2)
+        + "\n"
     )

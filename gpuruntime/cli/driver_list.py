@@ -19,7 +19,7 @@ from gpuruntime.plan import driver_files, gpu_edits
 from gpuruntime.request import capabilities
 
 ALL = "all"
-# Of files, in the order in which they are listed; the libraries come behind the first.
+# The kinds of files in the order of the list; libraries follow the first kind.
 _KINDS = ("binary", "config", "xorg", "ipc", "firmware")
 
 
@@ -31,7 +31,7 @@ _KINDS = ("binary", "config", "xorg", "ipc", "firmware")
     help="Directory below which the driver is installed.  [default: config.toml's, or /]",
 )
 @click.option(
-    *("--capability", "wanted"),
+    *("--capability", "requested"),
     cls=CommaOption,
     envvar="GPURUNTIME_DRIVER_CAPABILITIES",
     metavar="NAME",
@@ -52,7 +52,7 @@ _KINDS = ("binary", "config", "xorg", "ipc", "firmware")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def list_(
     driver_root: str,
-    wanted: tuple[str, ...],
+    requested: tuple[str, ...],
     library_search_paths: tuple[str, ...],
     config_search_paths: tuple[str, ...],
     as_json: bool,  # noqa: FBT001 (click's flag)
@@ -63,43 +63,43 @@ def list_(
     run: its version is that of the loaded module, or else of its libraries. What was left out is
     warned of on standard error.
     """
-    for name in wanted:
+    for name in requested:
         if name not in (ALL, *capabilities.ALL):
-            known = ", ".join((ALL, *capabilities.ALL))
-            raise ArgumentError(f'invalid driver capability: "{name}"', f"use {known}")
-    found = discovery.find_driver(
+            names = ", ".join((ALL, *capabilities.ALL))
+            raise ArgumentError(f'invalid driver capability: "{name}"', f"use {names}")
+    driver = discovery.find_driver(
         discovery.DriverRoot(driver_root or config_in_force.driver_root()),
         library_search_path=library_search_paths,
         config_search_path=config_search_paths,
     )
-    if wanted and ALL not in wanted:
-        found = driver_files.select(found, wanted)
+    if requested and ALL not in requested:
+        driver = driver_files.select(driver, requested)
     if as_json:
-        write_stdout(f"{json.dumps(as_object(found), indent=2)}\n")
+        write_stdout(f"{json.dumps(as_object(driver), indent=2)}\n")
         return
-    for problem in found.problems:
+    for problem in driver.problems:
         click.echo(f"warning: {escape(problem)}", err=True)
-    items = ordered(found)
+    items = ordered(driver)
     write_stdout("".join(f"{escape(item.host_path)}\n" for item in items))
-    click.echo(f"driver {found.version}: {len(items)} files", err=True)
+    click.echo(f"driver {driver.version}: {len(items)} files", err=True)
 
 
-def ordered(found: Driver) -> list[Library | File]:
+def ordered(driver: Driver) -> list[Library | File]:
     """Return the driver's libraries and files, kind by kind."""
     native = search_paths.native_abi()
-    files = {kind: [file for file in found.files if file.kind == kind] for kind in _KINDS}
-    libraries = sorted(found.libraries, key=lambda library: library.abi != native)
-    first, *others = _KINDS
-    return [*files[first], *libraries, *(file for kind in others for file in files[kind])]
+    files = {kind: [file for file in driver.files if file.kind == kind] for kind in _KINDS}
+    libraries = sorted(driver.libraries, key=lambda library: library.abi != native)
+    first, *rest = _KINDS
+    return [*files[first], *libraries, *(file for kind in rest for file in files[kind])]
 
 
-def as_object(found: Driver) -> dict[str, Any]:
-    """Return what `--json` prints of *found*."""
+def as_object(driver: Driver) -> dict[str, Any]:
+    """Return the object that `--json` prints for *driver*."""
     return {
-        "version": found.version,
-        "files": [_file(item) for item in ordered(found)],
-        "links": gpu_edits.links(found),
-        "problems": list(found.problems),
+        "version": driver.version,
+        "files": [_file(item) for item in ordered(driver)],
+        "links": gpu_edits.links(driver),
+        "problems": list(driver.problems),
     }
 
 

@@ -24,7 +24,7 @@ from gpuruntime.plan import devices, driver_files, gpu_edits
 from gpuruntime.request import capabilities
 
 AUTO, NVML, MANAGEMENT = "auto", "nvml", "management"
-# The incumbent's, which are not there yet.
+# Modes of the incumbent that are not implemented yet.
 _LATER = ("csv", "wsl")
 INCUMBENTS_HOOK = "nvidia-cdi-hook"
 FEATURES = (
@@ -36,7 +36,7 @@ FEATURES = (
 class GenerateOptions(NamedTuple):
     """What to generate; the fields are the command's options.
 
-    Not a dataclass, which would take as long to import as a tenth of the command.
+    Not a dataclass, whose import would take a tenth of the command's time.
     """
 
     driver_root: str
@@ -67,7 +67,7 @@ class GenerateOptions(NamedTuple):
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a generator to a click command, which gets them as keywords."""
+    """Add the options of a generator to a click command, as keyword arguments."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -204,44 +204,44 @@ _OPTIONS = (
 )
 
 
-def checked(**given: Any) -> GenerateOptions:  # noqa: ANN401 (click's values)
-    """Return the values of the command's options, checked; raise ConfigError, with defaults set.
+def checked(**values: Any) -> GenerateOptions:  # noqa: ANN401 (click's values)
+    """Return the checked values of the command's options, with defaults; raise ConfigError.
 
     Warnings go to standard error.
     """
-    given["driver_root"] = given["driver_root"] or config_in_force.driver_root()
-    given["dev_root"] = given["dev_root"] or given["driver_root"]
-    given["mode"] = _mode(given["mode"].lower())
-    default_vendor = "management.nvidia.com" if given["mode"] == MANAGEMENT else "nvidia.com"
-    given["vendor"] = given["vendor"] or default_vendor
-    is_feature = given["mode"] in features.MODES
-    default_class = features.class_of(given["mode"]) if is_feature else "gpu"
-    given["class_"] = given["class_"] or default_class
-    given["name_strategies"] = given["name_strategies"] or (devices.INDEX, devices.UUID)
-    given["device_ids"] = given["device_ids"] or (devices.ALL,)
-    given["driver_capabilities"] = given["driver_capabilities"] or (devices.ALL,)
-    _check_words("device name strategy", given["name_strategies"], devices.STRATEGIES)
+    values["driver_root"] = values["driver_root"] or config_in_force.driver_root()
+    values["dev_root"] = values["dev_root"] or values["driver_root"]
+    values["mode"] = _mode(values["mode"].lower())
+    default_vendor = "management.nvidia.com" if values["mode"] == MANAGEMENT else "nvidia.com"
+    values["vendor"] = values["vendor"] or default_vendor
+    is_feature = values["mode"] in features.MODES
+    default_class = features.class_of(values["mode"]) if is_feature else "gpu"
+    values["class_"] = values["class_"] or default_class
+    values["name_strategies"] = values["name_strategies"] or (devices.INDEX, devices.UUID)
+    values["device_ids"] = values["device_ids"] or (devices.ALL,)
+    values["driver_capabilities"] = values["driver_capabilities"] or (devices.ALL,)
+    _check_words("device name strategy", values["name_strategies"], devices.STRATEGIES)
     _check_words(
-        "driver capability", given["driver_capabilities"], (devices.ALL, *capabilities.ALL)
+        "driver capability", values["driver_capabilities"], (devices.ALL, *capabilities.ALL)
     )
-    _check_words("hook", given["disabled_hooks"], (devices.ALL, *gpu_edits.HOOKS))
-    _check_words("hook", given["enabled_hooks"], gpu_edits.HOOKS)
-    for flag in given["feature_flags"]:
+    _check_words("hook", values["disabled_hooks"], (devices.ALL, *gpu_edits.HOOKS))
+    _check_words("hook", values["enabled_hooks"], gpu_edits.HOOKS)
+    for flag in values["feature_flags"]:
         if flag not in FEATURES:
             text = f'the feature flag "{flag}" has no effect'
             click.echo(f"warning: {escape(text)}", err=True)
     try:
-        names.check_vendor(given["vendor"])
-        names.check_class(given["class_"])
+        names.check_vendor(values["vendor"])
+        names.check_class(values["class_"])
     except CdiError as error:
         raise ArgumentError(
             error.message, 'choose others with "--vendor" and "--class"'
         ) from error
-    if devices.NONE in given["device_ids"] and not given["no_all_device"]:
+    if devices.NONE in values["device_ids"] and not values["no_all_device"]:
         click.echo('warning: with the device "none" there is no device "all"', err=True)
-        given["no_all_device"] = True
-    given["hook_path"] = _hook_path(given["hook_path"])
-    return GenerateOptions(**given)
+        values["no_all_device"] = True
+    values["hook_path"] = _hook_path(values["hook_path"])
+    return GenerateOptions(**values)
 
 
 def discover(chosen: GenerateOptions) -> Inventory:
@@ -264,7 +264,7 @@ def discover(chosen: GenerateOptions) -> Inventory:
 def _check_whole(inventory: Inventory) -> None:
     """Raise DiscoveryError if a MIG device lacks its nodes.
 
-    Who asks for all would see the GPU only, which it cannot use.
+    A container with the device "all" would see only the GPU, which it cannot use.
     """
     if any(len(item.mig) < len(item.gpu.mig_devices) for item in inventory.gpus):
         raise DiscoveryError(
@@ -282,7 +282,7 @@ def from_plain(options: dict[str, Any]) -> GenerateOptions:
 
 
 def state_of(chosen: GenerateOptions) -> dict[str, Any]:
-    """Return the state of the host that *chosen* is about; raise DiscoveryError."""
+    """Return the state of the host that *chosen* depends on; raise DiscoveryError."""
     return probes.read(
         fingerprint.plan(
             chosen.driver_root,
@@ -330,34 +330,34 @@ def _parts(chosen: GenerateOptions, inventory: Inventory) -> tuple[list[tuple[st
     if chosen.mode == MANAGEMENT:
         named = [(devices.ALL, gpu_edits.management_edits(inventory.management_nodes, style))]
         return named, gpu_edits.common_edits(driver, (), (), style)
-    found = devices.devices(chosen.device_ids, inventory.gpus, inventory.left_out)
-    if devices.NONE in chosen.device_ids and not found:
+    selected = devices.devices(chosen.device_ids, inventory.gpus, inventory.left_out)
+    if devices.NONE in chosen.device_ids and not selected:
         named = [(devices.NONE, gpu_edits.empty_device())]
     else:
         named = gpu_edits.named_devices(
-            found, chosen.name_strategies, style, with_all=not chosen.no_all_device
+            selected, chosen.name_strategies, style, with_all=not chosen.no_all_device
         )
-    links = [link for device in found if not device.mig for link in device.gpu.links]
+    links = [link for device in selected if not device.mig for link in device.gpu.links]
     return named, gpu_edits.common_edits(driver, inventory.control_nodes, links, style)
 
 
 def summary(inventory: Inventory, spec: Spec) -> str:
-    """Return the last line of a command: what there is, and what is missing."""
+    """Return the last line of a command: the counts, and the missing files and devices."""
     gpus = sum(not gpu.gpu.mig_enabled for gpu in inventory.gpus)
     migs = sum(len(gpu.mig) for gpu in inventory.gpus)
     files = len(spec.get("containerEdits", Edits()).get("mounts", []))
-    found: tuple[tuple[int, str], ...] = ((gpus, "GPU"), (migs, "MIG device"), (files, "file"))
+    numbers: tuple[tuple[int, str], ...] = ((gpus, "GPU"), (migs, "MIG device"), (files, "file"))
     if not inventory.driver.libraries:
-        # Only features have been looked for.
+        # The discovery looked only for features.
         nodes = [device["containerEdits"].get("deviceNodes", []) for device in spec["devices"]]
-        found = ((sum(map(len, nodes)), "device node"),)
+        numbers = ((sum(map(len, nodes)), "device node"),)
     missing = "; ".join(problems(inventory)) or "none"
-    counts = ", ".join(f"{number} {noun}{'' if number == 1 else 's'}" for number, noun in found)
+    counts = ", ".join(f"{number} {noun}{'' if number == 1 else 's'}" for number, noun in numbers)
     return f"{counts}; required and missing: {missing}"
 
 
 def problems(inventory: Inventory) -> tuple[str, ...]:
-    """Return sentences about what is missing or was left out."""
+    """Return sentences about missing files, and devices that were left out."""
     return (*inventory.problems, *inventory.driver.problems)
 
 
@@ -374,14 +374,14 @@ def _mode(mode: str) -> str:
     )
 
 
-def _check_words(what: str, words: tuple[str, ...], known: tuple[str, ...]) -> None:
+def _check_words(noun: str, words: tuple[str, ...], valid_words: tuple[str, ...]) -> None:
     for word in words:
-        if word not in known:
-            raise ArgumentError(f'invalid {what}: "{word}"', f"use {', '.join(known)}")
+        if word not in valid_words:
+            raise ArgumentError(f'invalid {noun}: "{word}"', f"use {', '.join(valid_words)}")
 
 
 def _style(chosen: GenerateOptions) -> gpu_edits.Style:
-    # Such a container looks after the nodes, and has no graphics.
+    # A management container manages the nodes, and has no graphics.
     without = (gpu_edits.PARAMS, gpu_edits.PROFILE) if chosen.mode == MANAGEMENT else ()
     return gpu_edits.Style(
         chosen.hook_path,
@@ -401,7 +401,7 @@ def _annotations(chosen: GenerateOptions, inventory: Inventory) -> dict[str, str
 
 
 def _lowered(spec: Spec, max_version: str) -> Spec:
-    """Return *spec* for readers of *max_version*, warning of what it lacks; raise SpecError."""
+    """Return *spec* for readers of *max_version*, and warn of dropped parts; raise SpecError."""
     try:
         lowered, dropped = generate.lower(spec, max_version)
     except CdiError as error:
@@ -414,24 +414,24 @@ def _lowered(spec: Spec, max_version: str) -> Spec:
     return lowered
 
 
-def _hook_path(given: str | None) -> str:
+def _hook_path(option: str | None) -> str:
     """Return the absolute path of the hook that the spec names; raise ConfigError if unknown."""
-    if given and given.startswith("/"):
-        return given
-    # By the incumbent's name, the spec is to be of use to its programs as well.
+    if option and option.startswith("/"):
+        return option
+    # Under the incumbent's name, its programs must be able to use the spec too.
     is_incumbent = os.path.basename(sys.argv[0]) == "nvidia-ctk"
-    name = os.path.basename(given or (INCUMBENTS_HOOK if is_incumbent else gpu_edits.HOOK_NAME))
-    # Beside the command, which may be called by a link, or beside the interpreter where that runs
-    # a module.
+    name = os.path.basename(option or (INCUMBENTS_HOOK if is_incumbent else gpu_edits.HOOK_NAME))
+    # Beside the command, which may be called through a symlink, or beside the interpreter that
+    # runs a module.
     programs = (os.path.realpath(sys.argv[0]), os.path.abspath(sys.executable))
-    places = [os.path.dirname(path) for path in programs]
-    # Large, and only for who does not say where the hook is.
+    directories = [os.path.dirname(program) for program in programs]
+    # A large import, needed only without a path of the hook.
     import shutil  # noqa: PLC0415
 
-    found = shutil.which(name, path=os.pathsep.join(places)) or shutil.which(name)
-    if found is None:
+    path = shutil.which(name, path=os.pathsep.join(directories)) or shutil.which(name)
+    if path is None:
         raise ConfigError(
             f'"{name}" is neither beside this program nor on PATH',
             'name it by its absolute path with "--hook-path"',
         )
-    return os.path.abspath(found)
+    return os.path.abspath(path)

@@ -22,7 +22,7 @@ from gpuruntime.trusted_files import may_trust
 # The incumbent's variable as well; both hold directories separated by commas.
 VARIABLES = ("GPURUNTIME_CDI_SPEC_DIRS", "NVIDIA_CTK_CDI_SPEC_DIRS")
 DEFAULT_OUTPUT = "/var/run/cdi/nvidia.yaml"
-# What the unit writes again and again, by both names of its directory.
+# The spec that the systemd unit writes, by both names of its directory.
 MAINTAINED = (DEFAULT_OUTPUT, "/run/cdi/nvidia.yaml")
 _KNOWN = (*registry.DEFAULT_DIRECTORIES, "/run/cdi")
 
@@ -58,13 +58,13 @@ def load(spec_dirs: tuple[str, ...], *, allow_untrusted: bool) -> registry.Regis
 
 
 def in_force() -> tuple[str, ...]:
-    """Return the directories that are read where no option names any."""
+    """Return the directories that are read if no option names any."""
     for variable in VARIABLES:
         if variable in os.environ:
             return tuple(os.environ[variable].split(","))
-    # Rootless engines read the user's own directories too, and let them count more.
-    own = ("XDG_CONFIG_HOME", "XDG_RUNTIME_DIR") if os.geteuid() != 0 else ()
-    homes = [os.environ.get(name, "") for name in own]
+    # Rootless engines read the user's own directories too, with higher precedence.
+    variables = ("XDG_CONFIG_HOME", "XDG_RUNTIME_DIR") if os.geteuid() != 0 else ()
+    homes = [os.environ.get(name, "") for name in variables]
     return (*registry.DEFAULT_DIRECTORIES, *(f"{home}/cdi" for home in homes if home))
 
 
@@ -83,15 +83,15 @@ def _configured() -> tuple[str, ...]:
 
 
 def conflicts_in(directories: Iterable[str]) -> list[Conflict]:
-    """Return the conflicts in each of *directories*, also of files that only others would use."""
-    known = _read_all(dict.fromkeys(map(os.path.abspath, directories)))
-    return list(conflicts.find(known.files, MAINTAINED))
+    """Return the conflicts in each of *directories*, whoever owns the files."""
+    specs = _read_all(dict.fromkeys(map(os.path.abspath, directories)))
+    return list(conflicts.find(specs.files, MAINTAINED))
 
 
 def check_beside(path: str, spec: Spec, *, force: bool) -> None:
     """Raise SpecError if *spec*, written to *path*, would conflict with another file there.
 
-    With *force* it is a warning on standard error. Only directories that are read matter.
+    With *force*, print a warning instead. Directories that no consumer reads are ignored.
     """
     path = os.path.abspath(path)
     directory = os.path.dirname(path)
@@ -100,10 +100,10 @@ def check_beside(path: str, spec: Spec, *, force: bool) -> None:
     others = [file for file in _read_all([directory]).files if file.path != path]
     if not others:
         return
-    ours = SpecFile(path, 0)
-    ours.take(spec)
+    new_file = SpecFile(path, 0)
+    new_file.take(spec)
     for other in others:
-        names = conflicts.shared(ours, other)
+        names = conflicts.shared(new_file, other)
         if not names:
             continue
         text = (
@@ -121,8 +121,8 @@ def check_beside(path: str, spec: Spec, *, force: bool) -> None:
 def write_text(path: str, text: str) -> bool:
     """Write *text* to *path*; return whether that changed the file; raise SpecError.
 
-    A missing directory is made only if consumers of CDI read specs in it: any other is more likely
-    a typing error.
+    A missing directory is created only if consumers of CDI read specs in it: otherwise it is more
+    likely a typing error.
     """
     with _spec_errors(path):
         return store.save(path, text, may_trust=may_trust, make_directory=_may_make_for(path))
@@ -164,12 +164,12 @@ def _spec_errors(path: str) -> Iterator[None]:
 
 
 def _decode_yaml(texts: dict[str, str]) -> dict[str, Any]:
-    # PyYAML takes as long to import as a whole command: only where there is a file for it.
+    # The import of PyYAML takes as long as a whole command: only if a file needs it.
     from cdi import yamlio  # noqa: PLC0415
 
     return yamlio.decode_all(texts)
 
 
 def _read_all(directories: Iterable[str]) -> Registry:
-    """Return the registry of *directories*, whoever owns them: engines do not look at that."""
+    """Return the registry of *directories*, whoever owns them: engines ignore the owner."""
     return registry.load(directories, may_trust=lambda _: True, decode_yaml=_decode_yaml)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a generated CDI spec would be now: shared by `cdi refresh` and `doctor`."""
+"""Generate a CDI spec again from its options; shared by `cdi refresh` and `doctor`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpuruntime.model import Inventory
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Renewal:
-    """A spec of the host as it is now, and what it was made from."""
+    """A spec of the current host, with the state and inventory that it was made from."""
 
     state: dict[str, Any]
     inventory: Inventory
@@ -30,15 +30,15 @@ class Renewal:
 
 
 def renew(chosen: GenerateOptions) -> Renewal:
-    """Return the spec that *chosen* makes now; raise GpuRuntimeError."""
-    # Before the discovery, so that the next refresh notices what changes meanwhile.
+    """Return the spec of the current host for *chosen*; raise GpuRuntimeError."""
+    # Before the discovery, so that the next refresh notices changes made during it.
     state = generator.state_of(chosen)
     inventory = generator.discover(chosen)
     return Renewal(state, inventory, generator.document(chosen, inventory))
 
 
 def differences(path: str, stamp: Stamp) -> list[str]:
-    """Return the parts of the host whose change makes the spec at *path* another one.
+    """Return the changed parts of the host if they change the spec at *path*.
 
     *stamp* is its stamp. [] if a refresh with the same options would write the same text. Raises
     GpuRuntimeError.
@@ -55,9 +55,9 @@ def differences(path: str, stamp: Stamp) -> list[str]:
 
 
 def option_words(stamp: Stamp) -> list[str]:
-    """Return the options of `cdi refresh` with which the spec of *stamp* is made again.
+    """Return the options of `cdi refresh` that make the spec of *stamp* again.
 
-    Options that have the value that the command would give them are left out.
+    Options with their default values are omitted.
     """
     try:
         with _options.make_context("refresh", []) as context:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stamp of a generated CDI spec: the host state it was made from; valid until the next boot.
 
-`cdi refresh` compares it with the host. A message about a spec that does not fit the driver names
-the driver and the boot of the stamp.
+`cdi refresh` compares it with the host. A message about a spec that does not match the driver
+names the driver and the boot of the stamp.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ def write(
     spec: Spec,
     *,
     driver_version: str,
-    found: dict[str, Any],
+    state: dict[str, Any],
     chosen: GenerateOptions,
 ) -> None:
     """Write the stamp of *spec*, which is *text* at *path*; a failure is only a warning."""
     mounts = spec.get("containerEdits", Edits()).get("mounts", [])
-    # A write to an existing file does not change its directory.
+    # A write to an existing file does not change the identity of its directory.
     files = probes.identities(mount["hostPath"] for mount in mounts)
     stamp = Stamp(
         path=os.path.abspath(path),
         digest=_digest(text.encode()),
         driver_version=driver_version,
         boot_id=fingerprint.boot_id(),
-        fingerprint={**found, _FILES: files},
+        fingerprint={**state, _FILES: files},
         options=_plain(chosen),
     )
     try:
@@ -75,18 +75,20 @@ def write(
 def read(path: str) -> Stamp | None:
     """Return the stamp of the spec at *path*, None if there is none that is valid.
 
-    A stamp is valid if it is of this boot, and if the spec has the same bytes, and owner and mode
-    with which consumers use it.
+    A stamp is valid if it is of this boot, and if the spec has the same bytes, and an owner and
+    mode that consumers accept.
     """
     try:
         stamp = Stamp(**json.loads(store.read(_path(path))))
         digest = _digest(store.read(path).encode())
-        spec, own = os.lstat(path), os.lstat(_path(path))
+        spec_status, stamp_status = os.lstat(path), os.lstat(_path(path))
     except (OSError, ValueError, TypeError, RecursionError, CdiError):
         return None
-    if not (may_trust(own) and may_trust(spec) and stat.S_ISREG(spec.st_mode)):
+    if not (
+        may_trust(stamp_status) and may_trust(spec_status) and stat.S_ISREG(spec_status.st_mode)
+    ):
         return None
-    if stat.S_IMODE(spec.st_mode) != store.SPEC_MODE:
+    if stat.S_IMODE(spec_status.st_mode) != store.SPEC_MODE:
         return None
     if stamp.boot_id != fingerprint.boot_id() or stamp.digest != digest:
         return None
