@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replace a file of ours or of an engine whole: a new file is renamed over the old one.
+"""Replace a whole file of ours or of an engine: a new file is renamed over the old one.
 
-On the start path. Two others stay apart: system/paths.py works below a container's root, which is
-hostile, and cdi/store.py is in a package that imports nothing of this one.
+On the start path. Two similar functions are separate: system/paths.py works below the hostile root
+of a container, and the package of cdi/store.py does not import this one.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ def replace(
     finish: Callable[[int], None],
     dir_fd: int | None = None,
 ) -> None:
-    """Put *data* into the file *name* by way of the new file *temporary* beside it.
+    """Replace the file *name* by a file with *data*, which is first written to *temporary*.
 
-    Both are relative to *dir_fd* if there is one. The new file has mode 0600 until *finish*, which
-    is given its descriptor, sets mode and owner, and syncs it if that is wanted. Raises OSError,
-    or what *finish* raises; the old file is then unchanged, and the new one is removed.
+    Both names are relative to *dir_fd* if it is not None. The new file has mode 0600;
+    *finish* is called with its descriptor, to set mode and owner and to sync the file if needed.
+    Raises OSError, or the exception of *finish*; the old file is then unchanged, and the new one
+    removed.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(temporary, flags, 0o600, dir_fd=dir_fd)
@@ -42,6 +43,6 @@ def replace(
         try:
             os.unlink(temporary, dir_fd=dir_fd)
         except OSError:
-            # Somebody else has removed it, or its directory. The first error is the cause.
+            # Another process has removed the file or its directory. The first error is the cause.
             pass
         raise

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Start a child process, exchange bytes with it until a deadline, and leave nothing of it behind.
+"""Start a child process, exchange bytes with it until a deadline, and end all its processes.
 
-On the start path. The supervision of the hook, in hooks/entry.py, is apart from this: it ends by
-the hook's own alarm, and its clean-up is not that of the runtime.
+On the start path. The supervision of the hook, in hooks/entry.py, is separate: it ends by the
+hook's own alarm, and does not share the clean-up of the runtime.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# How a child came to its end. It ended by itself, by its exit or by a signal.
+# How a child ended. By itself, by exit or by a signal.
 ENDED = "ended"
 # It was killed at the deadline, before the end of its output.
 LATE = "late"
@@ -24,17 +24,17 @@ STUCK = "stuck"
 # It was killed because its output was larger than the limit.
 FLOODED = "flooded"
 
-# How long a killed process may take to end; in the driver not even SIGKILL may end it.
+# How long to wait for a killed process; SIGKILL may not end a process that waits in the driver.
 _GRACE_S = 0.5
 _STEP_S = 0.001
 _CHUNK_BYTES = 1 << 16
 
 
 class Outcome:
-    """How a child came to its end, its exit status and its output.
+    """How a child ended, its exit status and its output.
 
-    The status is negative for a signal, and None where it is unknown: who ignores SIGCHLD gets no
-    status, and a process that SIGKILL does not end has none.
+    The status is negative for a signal, and None if unknown: a process that ignores SIGCHLD does
+    not get the status of its children, and a child that SIGKILL does not end has no status.
     """
 
     __slots__ = ("how", "output", "status")
@@ -46,7 +46,7 @@ class Outcome:
 
 
 class Child:
-    """A child that was started, and leads a process group; owns the ends of its pipes."""
+    """A started child process that leads a process group, and our ends of its pipes."""
 
     __slots__ = ("_how", "_input", "_is_complete", "_output", "_pending", "_pid", "_text")
 
@@ -64,18 +64,18 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process id, which is the child's until its outcome is there."""
+        """The process id, which is valid until the outcome is returned."""
         return self._pid
 
     def finish(
         self, deadline_s: float, limit: int, look: Callable[[], None] | None = None
     ) -> Outcome:
-        """Return the outcome of this child alone, as `finish` does."""
+        """Return the outcome of this child; see the function `finish`."""
         return finish((self,), deadline_s, limit, look)[0]
 
     def advance(self, limit: int) -> bool:
-        """Write and read what is possible at once, and return whether that was anything."""
-        # Asked first: all that an ended child has written is then in the pipe.
+        """Write and read without waiting; return whether there was progress."""
+        # Checked first: the whole output of an ended child is then in the pipe.
         has_ended = self._has_ended()
         has_moved = self._write()
         if not self._is_complete:
@@ -96,12 +96,12 @@ class Child:
         return has_moved
 
     def is_done(self) -> bool:
-        """Return whether the child has ended, or has written more than it may."""
+        """Return whether the child has ended, or its output is larger than the limit."""
         return bool(self._how)
 
     def close(self) -> Outcome:
-        """Kill what is left of the child and its group, and return the outcome."""
-        # Before the pipes are closed, which would end a child that writes by another signal.
+        """Kill the remaining processes of the child's group, and return the outcome."""
+        # Before the pipes are closed: closing them would end a writing child by SIGPIPE.
         self._kill()
         for fd in (self._output, self._input):
             if fd >= 0:
@@ -111,7 +111,7 @@ class Child:
         return Outcome(how, self._reap(), self._text)
 
     def _write(self) -> bool:
-        """Write what the pipe takes, and return whether that was anything."""
+        """Write as much as the pipe accepts; return whether there was progress."""
         if self._input < 0:
             return False
         try:
@@ -119,7 +119,7 @@ class Child:
         except BlockingIOError:
             return False
         except BrokenPipeError:
-            # The child has closed its input; its output and its status say why.
+            # The child has closed its input; its output and status show the reason.
             self._pending = self._pending[:0]
         if not self._pending:
             os.close(self._input)
@@ -136,8 +136,8 @@ class Child:
         try:
             return os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:
-            # Who ignores SIGCHLD has the kernel reap the child: its id may be another's now, and
-            # nothing can be killed by it.
+            # SIGCHLD is ignored, so the kernel has reaped the child. Its id may belong to another
+            # process now and must not be used for a kill.
             self._pid = -1
             return True
 
@@ -149,13 +149,13 @@ class Child:
             try:
                 kill(self._pid, _signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
-                # It has ended, or has not made its group yet; or the group has changed its user.
+                # The child has ended, has not created its group yet, or has changed its user.
                 continue
 
     def _reap(self) -> int | None:
-        """Wait for the child, and return its exit status, None if it is unknown.
+        """Wait for the child, and return its exit status, None if unknown.
 
-        The SIGCHLD of the child is not left pending for the program that this one becomes.
+        A pending SIGCHLD is consumed, so that the program that we execute does not receive it.
         """
         end = time.monotonic() + _GRACE_S
         status = None
@@ -170,7 +170,7 @@ class Child:
                 self._pid = -1
         except ChildProcessError:
             self._pid = -1
-        # Only an engine that blocks the signal leaves it pending; that would outlive the exec.
+        # If the engine has blocked the signal, it stays pending, also after exec.
         if _signal.SIGCHLD in _signal.sigpending():
             _signal.sigtimedwait((_signal.SIGCHLD,), 0)
         return status
@@ -186,7 +186,8 @@ def spawn(
 ) -> Child:
     """Start the program *path* with *data* on its standard input; raise OSError.
 
-    It has nothing else open but its output: a pipe to us, or /dev/null, as its errors always are.
+    Its standard output is a pipe to us, or /dev/null; its standard error is /dev/null. No other
+    descriptor is open.
     """
     fds: list[int] = []
     try:
@@ -206,7 +207,7 @@ def spawn(
                 (os.POSIX_SPAWN_OPEN, 2, *nothing),
             ],
             setpgroup=0,
-            # Our caller's mask and dispositions must not keep a deadline of the child's from it.
+            # The signal mask and dispositions of our caller must not disable the child's deadline.
             setsigmask=(),
             setsigdef=(_signal.SIGALRM, _signal.SIGPIPE, _signal.SIGCHLD),
         )
@@ -221,10 +222,10 @@ def spawn(
 
 
 def fork(body: Callable[[int], int]) -> Child:
-    """Fork this process; the child calls *body* with a pipe to write to, and exits as it returns.
+    """Fork this process; the child calls *body* with a pipe, and exits with the returned status.
 
-    For a child that would cost too much as another interpreter, or needs our descriptors; to be
-    called where there is one thread. The child leads a session of its own. Raises OSError.
+    For a child that needs our descriptors, or for which a new interpreter is too expensive. Call
+    it in a process with one thread only. The child leads a session of its own. Raises OSError.
     """
     reader, writer = os.pipe()
     try:
@@ -240,7 +241,7 @@ def fork(body: Callable[[int], int]) -> Child:
             os.close(reader)
             status = body(writer)
         finally:
-            # Nothing of the parent's is to be flushed or run here.
+            # The buffers and exit handlers of the parent must not be flushed or run here.
             os._exit(status)
     os.close(writer)
     return Child(pid, reader)
@@ -254,9 +255,8 @@ def finish(
 ) -> list[Outcome]:
     """Return the outcomes of *children*, in their order; all have *deadline_s* together.
 
-    Of no child more than *limit* bytes of output are kept, or little more. *look* is called again
-    and again while there is nothing to read. Whatever happens, their process groups are killed
-    and they are waited for.
+    The output of each child is limited to about *limit* bytes. *look* is called repeatedly while
+    there is nothing to read. In any case, all process groups are killed and all children reaped.
     """
     end = time.monotonic() + deadline_s
     outcomes: dict[Child, Outcome] = {}

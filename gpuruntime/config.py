@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-# Key → default; None means: not set, else true or false. gpuruntime/configfile/option_table.py
-# describes each key, and a test compares the two: the start path cannot afford that table.
+# Key → default; None means that a boolean is not set. gpuruntime/configfile/option_table.py
+# describes each key, and a test compares the two: that table is too expensive for the start path.
 RUNTIME = "nvidia-container-runtime"
 DEFAULTS: dict[str, Any] = {
     "accept-nvidia-visible-devices-as-volume-mounts": False,
@@ -67,9 +67,9 @@ DEFAULTS: dict[str, Any] = {
     "nvidia-ctk.path": "nvidia-ctk",
 }
 AUTO, CDI, JIT, LEGACY = "auto", "cdi", "jit-cdi", "legacy"
-# With any other mode, the containers that request a GPU fail; the others start.
+# With any other mode, containers that request a GPU fail, and all others start.
 MODES = (AUTO, CDI, JIT, LEGACY)
-# The level names of the incumbent → ours.
+# Level name of the incumbent → our level name.
 LOG_LEVELS = {
     "panic": "error",
     "fatal": "error",
@@ -83,9 +83,9 @@ LOG_LEVELS = {
 
 
 class Config(Record):
-    """The values in force: `config[key]`, and attributes for those that are used most.
+    """The values in force: `config[key]`, and attributes for the most used options.
 
-    *values* has every key of DEFAULTS; *path* is the file that was read, None if there is none.
+    *values* has every key of DEFAULTS; *path* is the config file, None without a file.
     """
 
     __slots__ = (
@@ -106,7 +106,7 @@ class Config(Record):
     )
 
     def __init__(self, values: Mapping[str, Any], path: str | None) -> None:
-        """Take *values* by key, and defaults for missing keys; *path* is the file, if any."""
+        """Use *values* by key, and defaults for missing keys; *path* is the file, if any."""
         merged = {**DEFAULTS, **values}
         self.values: dict[str, Any] = merged
         self.path = path
@@ -130,13 +130,13 @@ class Config(Record):
         self.default_kind: str = merged[f"{cdi}.default-kind"]
         self.annotation_prefixes: tuple[str, ...] = tuple(merged[f"{cdi}.annotation-prefixes"])
 
-    def __getitem__(self, key: str) -> Any:  # noqa: ANN401 (as many types as options)
+    def __getitem__(self, key: str) -> Any:  # noqa: ANN401 (the type depends on the option)
         """Return the value of the option *key*."""
         return self.values[key]
 
 
 def environment_of_process() -> dict[str, str]:
-    """Return the environment variables that this process was started with, as os.environ has."""
+    """Return the initial environment variables of this process, decoded as in `os.environ`."""
     return {
         name.decode("utf-8", "surrogateescape"): value.decode("utf-8", "surrogateescape")
         for name, value in os.environ.items()
@@ -144,7 +144,7 @@ def environment_of_process() -> dict[str, str]:
 
 
 def search_path(environment: Mapping[str, str]) -> list[str]:
-    """Return the paths where a config file is searched; the first that exists is in force.
+    """Return the paths of the possible config files; the first that exists is in force.
 
     The launcher has the same list.
     """
@@ -166,7 +166,7 @@ def find(environment: Mapping[str, str]) -> tuple[str, os.stat_result] | None:
             continue
         except OSError as error:
             raise ConfigError(
-                f'cannot look at "{path}": {error.strerror}', "make the config file readable"
+                f'cannot access "{path}": {error.strerror}', "make the config file readable"
             ) from error
         if not stat.S_ISREG(status.st_mode):
             raise ConfigError(f'"{path}" is not a regular file', "put a config file there")
@@ -175,10 +175,10 @@ def find(environment: Mapping[str, str]) -> tuple[str, os.stat_result] | None:
 
 
 def stamp(path: str, status: os.stat_result) -> list[Any]:
-    """Return values that differ if the config file *path* has changed; *status* is its status.
+    """Return values that change with the config file *path*; *status* is its current status.
 
-    ctime is one of them because tools restore mtime: an archive that is extracted twice leaves the
-    same inode, size and mtime. The launcher computes the same numbers.
+    They include ctime because tools restore mtime: an archive that is extracted twice leaves the
+    same inode, size and mtime. The launcher computes the same values.
     """
     return [
         *(path, status.st_dev, status.st_ino, status.st_size),

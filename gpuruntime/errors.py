@@ -9,7 +9,7 @@ from __future__ import annotations
 
 
 class GpuRuntimeError(Exception):
-    """Something that was asked for cannot be done; *message* says what, *hint* what to do."""
+    """A requested action failed; *message* says which and why, *hint* what the user can do."""
 
     phase = "runtime"
     exit_code = 1
@@ -41,37 +41,37 @@ class ArgumentError(ConfigError):
 
 
 class RequestError(GpuRuntimeError):
-    """The container or the engine asks for something unreadable or not permitted."""
+    """A request of the container or the engine is malformed or not permitted."""
 
     phase = "request"
 
 
 class RequirementError(RequestError):
-    """The host does not have what the image requires of it."""
+    """The host does not meet a requirement of the image."""
 
     phase = "requirement"
 
 
 class BundleError(GpuRuntimeError):
-    """The bundle's config.json cannot be read unambiguously, or not be replaced."""
+    """The bundle's config.json is ambiguous, cannot be read or cannot be replaced."""
 
     phase = "bundle"
 
 
 class UnresolvedDeviceError(GpuRuntimeError):
-    """A device that was named does not exist here."""
+    """A requested device does not exist or is not available."""
 
     phase = "device"
 
 
 class DriverError(GpuRuntimeError):
-    """The driver is not there or does not answer."""
+    """The driver is not installed or does not respond."""
 
     phase = "initialization"
 
 
 class DiscoveryError(GpuRuntimeError):
-    """The driver answers, but its files or nodes are not where they must be."""
+    """The driver responds, but its files or device nodes are missing."""
 
     phase = "detection"
 
@@ -104,13 +104,13 @@ class RuntimeExecError(GpuRuntimeError):
         self.exit_code = exit_code
 
 
-# What `missing-gpu = "warn"` allows to be missing. A device that is there and that the container
-# may not have is none of these.
+# The errors that `missing-gpu = "warn"` turns into warnings. The error for a device that exists
+# but is not permitted is not one of them.
 MISSING_DEVICE_ERRORS = (UnresolvedDeviceError, DriverError, DiscoveryError, SpecError)
 
 
 def bug(error: Exception) -> GpuRuntimeError:
-    """Return what to say about *error*, which no code of ours expected."""
+    """Return the error for the user for the unexpected exception *error*."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The grant: the edits that answer a request, before device nodes are looked at.
+"""The grant: the edits for a request, before they are completed from the device nodes.
 
-On the start path. It has a module of its own because a create whose grant is saved does not load
+On the start path. It has its own module because a create with a saved grant does not load
 gpuruntime/model.py.
 """
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class Grant(Record):
-    """The *edits* that give a container what it asks for.
+    """The *edits* that give a container the devices that it requests.
 
-    *notes* are sentences about it, as on what was left out, *warnings* on what may be amiss.
+    *notes* are sentences about the grant, such as on omitted files; *warnings* are about faults.
     """
 
     __slots__ = ("edits", "notes", "warnings")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write messages to stderr, to the engine's --log file and to the debug file of the config.
+"""Write messages to stderr, to the engine's --log file and to the debug file of config.toml.
 
-On the start path. An engine shows its user the last record of the --log file, which it reads as
-JSON if it requested that format.
+On the start path. An engine shows the last record of the --log file to its user, and parses it as
+JSON if it has requested that format.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LEVELS = ("error", "warning", "info", "debug")
 
 
 class Log:
-    """The files of the records; *engine_log* and *json_format* are from the command line."""
+    """The log files; *engine_log* and *json_format* come from the command line."""
 
     def __init__(self, engine_log: str | None, *, json_format: bool, level: str = "info") -> None:
         self.engine_log = engine_log
@@ -40,7 +40,7 @@ class Log:
                 _append(path, self._line(level, message), make=path == self.debug_file)
 
     def error(self, text: str) -> None:
-        """Write the two lines of an error to stderr, and as ONE record to the log files."""
+        """Write the lines of an error to stderr, and as one record to the log files."""
         self.record("error", text)
         if sys.stderr is not None:
             try:
@@ -61,10 +61,10 @@ class Log:
 
 
 def _append(path: str, line: str, *, make: bool) -> None:
-    """Append *line* to the regular file *path*; a failure is ignored: it must stop no container.
+    """Append *line* to the regular file *path*; errors must not stop a container: ignored.
 
-    A file with another hard link is not written: it may belong to somebody else. With *make*,
-    missing directories are created; those of the engine's log are for the engine to create.
+    A file with another hard link is not written, because it may belong to another program. With
+    *make*, missing directories are created; those of the engine's log are the engine's task.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     try:

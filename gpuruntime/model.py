@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The inventory as plain values: GPUs, MIG devices, driver files, device nodes.
 
-A host path and a container path are different things even where they are equal; every field says
-which of the two it is.
+A host path and a container path are different things even if they are equal; every field name says
+which of the two it has.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# What has nodes of its own beside those of the GPUs, each asked for by itself.
+# Features with device nodes other than those of the GPUs; each is requested separately.
 GDS, MOFED, GDRCOPY, NVSWITCH = "gds", "mofed", "gdrcopy", "nvswitch"
 IMEX, MIG_CONFIG, MIG_MONITOR = "imex", "mig-config", "mig-monitor"
 FEATURES = (GDS, MOFED, GDRCOPY, NVSWITCH, IMEX, MIG_CONFIG, MIG_MONITOR)
 
 
 class MigDevice(Record):
-    """A compute instance of a GPU; *index* is NVML's, among those of its GPU."""
+    """A compute instance of a GPU; *index* is its NVML index among those of its GPU."""
 
     __slots__ = ("compute_instance", "gpu_instance", "index", "uuid")
 
@@ -34,10 +34,10 @@ class MigDevice(Record):
 class Gpu(Record):
     """A full GPU.
 
-    *minor* is that of its node /dev/nvidia<minor>; *index* is NVML's order. *bus_id* is as sysfs
-    spells it, `0000:1a:00.0`, or "" if NVML does not tell. With *mig_enabled* it is used through
-    its *mig_devices* only. *architecture* is its compute capability, `8.0`, and *brand* is spelled
-    as requirements do, `tesla`; "" if NVML does not tell.
+    *minor* is that of its node /dev/nvidia<minor>; *index* is its NVML index. *bus_id* is the PCI
+    address in the form of sysfs, `0000:1a:00.0`. With *mig_enabled* the GPU is used through its
+    *mig_devices* only. *architecture* is its compute capability, `8.0`; *brand* has the spelling
+    of requirements, `tesla`. Each of these is "" if NVML does not report it.
     """
 
     __slots__ = (
@@ -70,7 +70,7 @@ class Gpu(Record):
 
 
 class Node(Record):
-    """A device node. *group* is the group that may use it where not everybody may, else 0."""
+    """A device node. *group* is the group that may use it if not every user may, else 0."""
 
     __slots__ = ("container_path", "group", "host_path")
 
@@ -81,9 +81,9 @@ class Node(Record):
 
 
 class GpuNodes(Record):
-    """A GPU and its nodes: its own, those of DRM, and per MIG device the two that grant it.
+    """A GPU and its nodes: its own, those of DRM, and the two nodes of each MIG device.
 
-    *links* are `TARGET::LINK`, the by-path names of DRM nodes.
+    *links* are `TARGET::LINK`, the by-path links to DRM nodes.
     """
 
     __slots__ = ("drm", "gpu", "links", "mig", "node")
@@ -105,10 +105,10 @@ class GpuNodes(Record):
 
 
 class LeftOutDevice(Record):
-    """A GPU or MIG device of this machine that no container can get, and why.
+    """A GPU or MIG device that is not available to containers, and the reason.
 
     *name* is its index, `1` or `0:1`, or "" if NVML does not list it. *uuid* and *bus_id* are ""
-    where they are not known. *hint* is what the operator can do about it.
+    if they are unknown. *hint* is the action for the operator.
     """
 
     __slots__ = ("bus_id", "hint", "name", "reason", "uuid")
@@ -124,7 +124,7 @@ class LeftOutDevice(Record):
 
     @property
     def title(self) -> str:
-        """What the device is called in a sentence."""
+        """The name of the device in a sentence."""
         kind = "MIG device" if ":" in self.name else "GPU"
         return f"{kind} {self.name or self.bus_id}"
 
@@ -135,9 +135,9 @@ class LeftOutDevice(Record):
 class Library(Record):
     """A driver library.
 
-    *capability* is the one that it is for, "" if it is for each. *needed* are the SONAMEs that it
-    asks the loader for. *dev_link* is the name of its `.so` link, or ""; *links* are further
-    links, `TARGET::LINK`.
+    *capability* is the driver capability that it belongs to, "" if to all. *needed* are the
+    SONAMEs of its dependencies. *dev_link* is the name of its `.so` link, or ""; *links* are
+    further links, `TARGET::LINK`.
     """
 
     __slots__ = (
@@ -171,8 +171,8 @@ class File(Record):
     """Another file or directory of the driver.
 
     *kind* is "binary", "config", "firmware", "xorg" (a module), or "ipc" (a socket or a directory
-    of them, which the container must be able to write to). *capability* and *links* are as those
-    of a Library.
+    of sockets, to which the container must be able to write). *capability* and *links* are the
+    same as those of a Library.
     """
 
     __slots__ = ("capability", "container_path", "host_path", "kind", "links")
@@ -196,7 +196,7 @@ class File(Record):
 class Driver(Record):
     """The user space of one driver version below a driver root.
 
-    *problems* are sentences about what is missing or was left out, and why.
+    *problems* are sentences about missing and omitted files, with the reasons.
     """
 
     __slots__ = ("files", "libraries", "problems", "version")
@@ -222,11 +222,11 @@ class Driver(Record):
 class Inventory(Record):
     """One machine: its driver, its GPUs with their nodes, its control nodes.
 
-    *management_nodes* are all nodes of the driver, for who looks after the GPUs. *features* has
-    the nodes of each of FEATURES, of which there may be none, and *gds_files* what goes with those
-    of storage. *cuda_version* is the newest that the driver runs, `12.4`, or "" if NVML does not
-    tell. *left_out* are the GPUs and MIG devices that are not among *gpus*. *problems* are
-    sentences about faults: those of *left_out* that are due to one, and others.
+    *management_nodes* are all nodes of the driver, for containers that manage the GPUs. *features*
+    has the nodes of each of FEATURES, possibly none; *gds_files* are the files for GDS.
+    *cuda_version* is the newest CUDA version that the driver runs, `12.4`, or "" if NVML does
+    not report it. *left_out* are GPUs and MIG devices that are not among *gpus*. *problems* are
+    sentences about faults, including those that are the reason for a device in *left_out*.
     """
 
     __slots__ = (

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Probes: cheap questions to the host, and which of the answers have changed.
+"""Probes: cheap checks of the host, and which of their results have changed.
 
-On the start path. A *plan* is {part: [operation, [arguments]]}, made by the module that knows
-where things are; a *state* is {part: [operation, {argument: answer}]}, which is enough to ask
-again. Both are plain JSON. Answers are compared for equality, never for age, because clocks are
-set back. A missing file is an answer too.
+On the start path. A *plan* is {part: [operation, [arguments]]}, from the module that knows the
+paths. A *state* is {part: [operation, {argument: result}]}, which is sufficient to repeat the
+probes. Both are plain JSON. Results are compared for equality, never by age, because clocks can be
+set back. That a file is missing is a result as well.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Plan = Mapping[str, list[Any]]
     State = dict[str, list[Any]]
 
-# Without it, nobody knows what the other parts mean.
+# The part with the version of this program, which defines the meaning of the other parts.
 PROGRAM = "program"
 VERSION = "version"
 PLACE, IDENTITY, EXISTS = "place", "identity", "exists"
@@ -32,14 +32,17 @@ _PRIME = 1073741789
 
 
 def read(plan: Plan) -> State:
-    """Return the state of what *plan* asks for."""
-    return {part: [operation, _ask(operation, asked)] for part, (operation, asked) in plan.items()}
+    """Return the state for *plan*."""
+    return {
+        part: [operation, _ask(operation, arguments)]
+        for part, (operation, arguments) in plan.items()
+    }
 
 
 def changed(state: object) -> list[str]:
-    """Return the names of the parts of *state* to which the host now answers otherwise.
+    """Return the names of the parts of *state* whose results have changed, [] if none has.
 
-    [] if it still holds. Of something that no `read` has returned, at least one part has changed.
+    If *state* is not a result of `read`, at least one part has changed.
     """
     if not isinstance(state, dict) or not _asks_version(state.get(PROGRAM)):
         return [PROGRAM]
@@ -47,7 +50,7 @@ def changed(state: object) -> list[str]:
 
 
 def identities(paths: Iterable[str]) -> list[Any]:
-    """Return the part of a state that changes with each file of *paths* itself."""
+    """Return the part of a state with the identities of the files *paths*."""
     return [IDENTITY, _ask(IDENTITY, paths)]
 
 
@@ -72,23 +75,23 @@ def _is_probe(probe: object) -> TypeGuard[list[Any]]:
 def _holds(probe: object) -> bool:
     if not _is_probe(probe) or probe[0] not in _OPERATIONS:
         return False
-    operation, answers = probe
+    operation, values = probe
     ask = _OPERATIONS[operation]
     if operation not in _OF_FILES:
-        return all(ask(argument) == answer for argument, answer in answers.items())
-    # Many files were missing and still are. access(2) says so without an exception, at a fifth of
-    # the cost.
-    follows = operation != LINK
+        return all(ask(argument) == value for argument, value in values.items())
+    # Many files are missing in both states. access(2) shows that without an exception, at a fifth
+    # of the cost.
+    follows_links = operation != LINK
     access, exists = os.access, os.F_OK
     return all(
-        (answer is None and not access(argument, exists, follow_symlinks=follows))
-        or ask(argument) == answer
-        for argument, answer in answers.items()
+        (value is None and not access(argument, exists, follow_symlinks=follows_links))
+        or ask(argument) == value
+        for argument, value in values.items()
     )
 
 
 def _place(path: str) -> list[int] | None:
-    """Return device and inode: another file system, another module, another directory."""
+    """Return device and inode, which change if a file or directory is replaced."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):
@@ -97,14 +100,14 @@ def _place(path: str) -> list[int] | None:
 
 
 def _identity(path: str) -> list[int] | None:
-    """Return what changes with a file, or with the names in a directory."""
+    """Return values that change with a file, or with the names in a directory."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):
         return None
     return [
         *(status.st_dev, status.st_ino, status.st_size),
-        # Tools set the former back.
+        # Both times, because tools set mtime back.
         *(status.st_mtime_ns, status.st_ctime_ns),
     ]
 
@@ -131,11 +134,11 @@ def _names(directory: str) -> list[str] | None:
 
 
 def _nodes(pattern: str) -> dict[str, list[int]]:
-    """Return mode, uid, gid and device of what is at a path itself, or begins with `PATH*`."""
+    """Return name → mode, uid, gid, device number of a path, or of those that match `PATH*`."""
     directory, _, name = pattern.rpartition("/")
     names = [name]
     if name.endswith("*"):
-        names = [other for other in _names(directory) or () if other.startswith(name[:-1])]
+        names = [entry for entry in _names(directory) or () if entry.startswith(name[:-1])]
     nodes = {}
     for name in names:
         try:
@@ -147,7 +150,7 @@ def _nodes(pattern: str) -> dict[str, list[int]]:
 
 
 def _content(path: str) -> list[int] | None:
-    """Return length and remainder of the bytes of a file, which /proc gives no other mark."""
+    """Return length and remainder of the bytes of a file: in /proc the times show no change."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError):
@@ -167,7 +170,7 @@ def _content(path: str) -> list[int] | None:
 
 
 def _variable(name: str) -> str | None:
-    from os import environ  # noqa: PLC0415 (the start path asks for no variable)
+    from os import environ  # noqa: PLC0415 (the start path probes no variable)
 
     try:
         return environ.get(name)
@@ -176,13 +179,13 @@ def _variable(name: str) -> str | None:
 
 
 def _of_program(name: str) -> object:
-    """Return the version of this program, or the content of a file of it."""
+    """Return the version of this program, or the content mark of one of its files."""
     if name == VERSION:
         return __version__
     return _content(f"{__file__.rpartition('/')[0]}/{name}")
 
 
-# Operations that answer None for a file that is missing.
+# Operations whose result is None for a missing file.
 _OF_FILES = (PLACE, IDENTITY, LINK, NAMES, CONTENT)
 _OPERATIONS: dict[str, Callable[[str], Any]] = {
     PROGRAM: _of_program,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class Record:
-    """A value whose fields are its __slots__ and those of its bases, set once by __init__."""
+    """A value whose fields are the __slots__ of its classes, set once by __init__."""
 
     __slots__: tuple[str, ...] = ()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one rule of ownership: which files are trusted."""
+"""The rule for trusted files and directories."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ OVERFLOW_UID = 65534
 
 
 def may_trust(status: os.stat_result) -> bool:
-    """Return whether nobody but root, or we ourselves, can have written what *status* describes.
+    """Return whether only root or the current user can have written the file with *status*.
 
-    In a user namespace without a mapping for the host's root, root's files show the overflow uid.
+    In a user namespace that does not map the host's root, root's files have the overflow uid.
     """
     if stat.S_IMODE(status.st_mode) & (stat.S_IWGRP | stat.S_IWOTH):
         return False
@@ -22,10 +22,10 @@ def may_trust(status: os.stat_result) -> bool:
 
 
 def may_trust_entries(status: os.stat_result) -> bool:
-    """Return whether nobody but root, or we ourselves, can replace a trusted file in a directory.
+    """Return whether only root or the current user can replace a trusted file in a directory.
 
-    *status* is that of the directory. In a sticky one, such as /tmp, users can only replace files
-    of their own.
+    *status* is that of the directory. In a sticky directory, such as /tmp, users can replace only
+    their own files.
     """
     mode, *others = status
     if mode & stat.S_ISVTX:
@@ -34,8 +34,9 @@ def may_trust_entries(status: os.stat_result) -> bool:
 
 
 def _has_host_root() -> bool:
-    """Return whether the host's uid 0 is mapped here (always so outside user namespaces).
+    """Return whether the host's uid 0 is mapped here, as always outside user namespaces.
 
-    The owner of /proc is it, also where namespaces nest, whose maps have numbers of the next one.
+    /proc belongs to the host's root. uid_map does not show that in nested namespaces, because it
+    has the uids of the parent namespace.
     """
     return os.stat("/proc").st_uid != OVERFLOW_UID

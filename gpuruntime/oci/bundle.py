@@ -2,8 +2,8 @@
 """The bundle: read config.json strictly, replace it atomically.
 
 runc, crun and Python read some documents differently (repeated members, other letter case, bytes
-that are not UTF-8). Such a document is never edited, because what runs might not be what we
-edited.
+that are not valid UTF-8). Such a document is never edited, because the low-level runtime might not
+run what we edited.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 CONFIG_NAME = "config.json"
 MAX_CONFIG_BYTES = 16 << 20
 MAX_DEPTH = 64
-# Values in a document. Little text can hold many, and each takes some hundred bytes of memory.
+# Values in a document. A short text can hold many, and each takes some hundred bytes of memory.
 MAX_VALUES = 500_000
 
-# The members of OCI config.md and config-linux.md that we read or write, by the object that has
-# them. Another spelling of one is a member to runc and none to crun.
+# Object → its members that we read or write, from OCI config.md and config-linux.md. runc accepts
+# them in other letter case, crun does not.
 _OBJECTS: dict[str, tuple[str, ...]] = {
     "": ("ociVersion", "process", "root", "mounts", "hooks", "linux", "annotations"),
     "process": ("env", "user", "args", "cwd", "capabilities", "terminal"),
@@ -45,14 +45,14 @@ _OBJECTS: dict[str, tuple[str, ...]] = {
         "poststop",
     ),
 }
-# Object → its members that must be lists of objects, if they are there at all.
+# Object → its members that must be lists of objects, if present.
 _LISTS: dict[str, tuple[str, ...]] = {
     "": ("mounts",),
     "linux": ("devices", "namespaces"),
     "linux.resources": ("devices",),
     "hooks": _OBJECTS["hooks"],
 }
-# What we read of the objects in those lists, and of process.capabilities.
+# The members that we read in the objects of those lists, and in process.capabilities.
 _READ = frozenset(
     {
         *("access", "allow", "args", "bounding", "destination", "env", "fileMode", "gid"),
@@ -63,12 +63,12 @@ _SPELLED = {name.casefold(): name for name in _READ}
 
 
 def known_names() -> frozenset[str]:
-    """Return the names of members of which a config.json may have no other spelling."""
+    """Return the member names that a config.json must not have in another spelling."""
     return _READ.union(*_OBJECTS.values())
 
 
 class Bundle:
-    """A bundle directory, held open. `data` are the bytes of its config.json."""
+    """A bundle directory, held open. `data` is the content of its config.json."""
 
     def __init__(self, path: str, name: str = CONFIG_NAME) -> None:
         """Open the bundle *path* and read its config *name*; raise BundleError."""
@@ -78,7 +78,7 @@ class Bundle:
             self._dirfd = os.open(path or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise self._unreadable(error.strerror or "?") from error
-        # O_NONBLOCK: a FIFO must not hang the engine. O_NOFOLLOW: nor may a link lead elsewhere.
+        # O_NONBLOCK: a FIFO must not hang the engine. O_NOFOLLOW: a link must not lead elsewhere.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             fd = os.open(name, flags, dir_fd=self._dirfd)
@@ -93,7 +93,7 @@ class Bundle:
             os.close(fd)
 
     def __del__(self) -> None:
-        """Close the directory, of which nobody else has the descriptor."""
+        """Close the descriptor of the directory, which only this object has."""
         fd = getattr(self, "_dirfd", None)
         if fd is not None:
             os.close(fd)
@@ -118,18 +118,18 @@ class Bundle:
     def parse(self) -> tuple[OciConfig, str | None]:
         """Return the document and, if it must not be edited, the reason; raise BundleError.
 
-        BundleError: it is no JSON object at all, so the low-level runtime would fail as well.
+        BundleError: the data is not a JSON object, so the low-level runtime would fail as well.
         """
         try:
             return parse(self.data)
         except ValueError as error:
             raise BundleError(
-                f'"{self.path}" is no JSON object: {error}',
+                f'"{self.path}" is not a JSON object: {error}',
                 "let the engine write the bundle again",
             ) from error
 
     def ambiguous(self, why: str) -> BundleError:
-        """Return the error for a document that asks for GPUs and must not be edited."""
+        """Return the error for a document that requests GPUs and must not be edited."""
         return BundleError(
             f'cannot add GPUs to "{self.path}", which runtimes read differently: {why}',
             "write the config without repeated or misspelled members, in UTF-8",
@@ -138,16 +138,16 @@ class Bundle:
     def store(self, config: OciConfig) -> None:
         """Replace config.json by *config*, keeping mode and owner; raise BundleError.
 
-        A new file is renamed over the old one: at no moment is there half a document. Nothing
-        is synced, since a bundle does not outlive a power cut.
+        A new file is renamed over the old one, so that no reader sees a partial document. The file
+        is not synced, because a bundle does not survive a power failure.
         """
-        # The hook imports this module, too, and replaces no config.
+        # Imported here because the hook imports this module and never replaces a config.
         from gpuruntime import atomic_replace  # noqa: PLC0415
 
         def finish(fd: int) -> None:
-            ours = os.fstat(fd)
+            status = os.fstat(fd)
             owner = (self._status.st_uid, self._status.st_gid)
-            if owner != (ours.st_uid, ours.st_gid):
+            if owner != (status.st_uid, status.st_gid):
                 os.fchown(fd, *owner)
             os.fchmod(fd, stat.S_IMODE(self._status.st_mode))
 
@@ -170,23 +170,23 @@ class Bundle:
 def parse(data: bytes) -> tuple[OciConfig, str | None]:
     """Return the OCI config *data* and, if it must not be edited, the reason.
 
-    Raises ValueError if it is no JSON object. Where there is too much of it, nothing is read.
+    Raises ValueError if *data* is not a JSON object. If it has too many values, it is not parsed.
     """
-    # As many at most: a comma may be in a text as well.
+    # An upper limit of the number of values: strings may contain these characters as well.
     if len(data) > MAX_VALUES and sum(map(data.count, (b"[", b"{", b","))) > MAX_VALUES:
         return {}, f"more than {MAX_VALUES} values"
     doubts: list[str] = []
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        doubts.append(f"no UTF-8 at byte {error.start}")
+        doubts.append(f"not valid UTF-8 at byte {error.start}")
         text = data.decode("utf-8", "surrogateescape")
     try:
         config = _loads(text, doubts)
     except RecursionError:
         return {}, "nested too deeply"
     if not isinstance(config, dict):
-        raise ValueError("not an object")  # noqa: TRY004 (what is no JSON is a ValueError as well)
+        raise ValueError("not an object")  # noqa: TRY004 (like invalid JSON)
     if _depth_exceeds(config, MAX_DEPTH):
         doubts.append(f"nested deeper than {MAX_DEPTH}")
     if not doubts:
@@ -195,17 +195,17 @@ def parse(data: bytes) -> tuple[OciConfig, str | None]:
 
 
 def _loads(text: str, doubts: list[str]) -> Any:  # noqa: ANN401 (JSON)
-    """Return the document *text*, with what readers differ in added to *doubts*."""
+    """Return the value of the JSON *text*; add what readers read differently to *doubts*."""
 
     def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
         if len(result) != len(pairs):
             seen: set[str] = set()
-            for twice, _ in pairs:
-                if twice in seen:
+            for name, _ in pairs:
+                if name in seen:
                     break
-                seen.add(twice)
-            doubts.append(f'member "{twice}" is there twice')
+                seen.add(name)
+            doubts.append(f'member "{name}" appears twice')
         return result
 
     def number(text: str) -> float:
@@ -227,34 +227,34 @@ def _loads(text: str, doubts: list[str]) -> Any:  # noqa: ANN401 (JSON)
 
 
 def has_read_only_root(config: OciConfig) -> bool:
-    """Return whether the container of *config* may not write to its root."""
+    """Return whether the root of the container of *config* is read-only."""
     root = config.get("root")
     return isinstance(root, dict) and root.get("readonly") is True
 
 
 def _refuse(constant: str) -> float:
-    raise ValueError(f"{constant} is no JSON number")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 def _nul_doubts(config: OciConfig, source: str) -> list[str]:
-    """Return whether a text that we read of *config*, whose shape is right, ends early for C."""
+    """Return a doubt if a string that we read in the valid *config* contains a NUL."""
     if "\\u0000" not in source:
         return []
     document: dict[str, Any] = config
     process, linux = document.get("process") or {}, document.get("linux") or {}
-    todo: list[object] = [
+    pending: list[object] = [
         *(document.get(name) for name in ("hooks", "mounts", "root")),
         *(process.get("env"), process.get("args"), linux.get("devices")),
     ]
-    while todo:
-        item = todo.pop()
+    while pending:
+        item = pending.pop()
         if isinstance(item, str):
             if "\0" in item:
-                return ["a text has a NUL, where it ends for some"]
+                return ["a string contains a NUL, where some readers end it"]
         elif isinstance(item, dict):
-            todo += [*item.keys(), *item.values()]
+            pending += [*item.keys(), *item.values()]
         elif isinstance(item, list):
-            todo += item
+            pending += item
     return []
 
 
@@ -274,39 +274,39 @@ def _depth_exceeds(value: object, limit: int) -> bool:
 
 
 def _shape_doubts(config: OciConfig) -> list[str]:
-    """Return what in the parts that we edit is not as OCI has it."""
+    """Return where the parts that we read or edit do not have the structure of an OCI config."""
     doubts = []
-    for where, known in _OBJECTS.items():
+    for path, member_names in _OBJECTS.items():
         value: Any = config
-        for part in where.split(".") if where else ():
+        for part in path.split(".") if path else ():
             value = value.get(part) if isinstance(value, dict) else None
         if value is None:
             continue
         if not isinstance(value, dict):
-            doubts.append(f"{where} is not an object")
+            doubts.append(f"{path} is not an object")
             continue
-        spelled = {name.casefold(): name for name in known}
-        # Go takes a long s and the sign of kelvin for letters, too; for C a name ends at a NUL.
+        spelled = {name.casefold(): name for name in member_names}
+        # Go matches the long s and the Kelvin sign as letters, too; in C a NUL ends a name.
         doubts += [
             f'member "{key}" is a misspelled "{spelled[_as_read(key)]}"'
             for key in value
-            if key not in known and _as_read(key) in spelled
+            if key not in member_names and _as_read(key) in spelled
         ]
         doubts += [
-            f"{where or 'config'}.{name} is not a list of objects"
-            for name in _LISTS.get(where, ())
+            f"{path or 'config'}.{name} is not a list of objects"
+            for name in _LISTS.get(path, ())
             if not _is_list_of_objects(value.get(name))
         ]
     return doubts or _item_doubts(config) or _value_doubts(config)
 
 
 def _as_read(name: str) -> str:
-    """Return what stands for *name* whoever reads it."""
+    """Return *name* as the most tolerant reader reads it: until a NUL, without letter case."""
     return name.partition("\0")[0].casefold()
 
 
 def _item_doubts(config: OciConfig) -> list[str]:
-    """Return what is misspelled in the objects that we read, where the lists are right."""
+    """Return the misspelled members of the objects in the lists that we read."""
     document: dict[str, Any] = config
     linux = document.get("linux") or {}
     hooks = document.get("hooks") or {}
@@ -328,7 +328,7 @@ def _item_doubts(config: OciConfig) -> list[str]:
 
 
 def _value_doubts(config: OciConfig) -> list[str]:
-    """Return what is wrong with the values that we read, where the objects are right."""
+    """Return the values that we read and that have a wrong type or range."""
     doubts = []
     process: dict[str, Any] = config.get("process") or {}
     environment = process.get("env")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the low-level runtime and become it by exec.
 
-On the start path. The launcher searches in the same way for what it passes through.
+On the start path. The launcher has the same search for the commands that it passes through.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ def find(
 ) -> str:
     """Return the path of the first usable candidate; raise RuntimeExecError (127).
 
-    Names are searched on *path* and the standard directories. A candidate that is the launcher,
-    whose *identity* is `device:inode`, would call us again for ever: *warn* is told, and it is
-    skipped.
+    Names are searched on *path* and the standard directories. A candidate that is the launcher
+    itself, with the *identity* `device:inode`, would start us again without end: it is skipped
+    with a warning to *warn*.
     """
-    for place in places(candidates, path):
-        if not _is_program(place):
+    for program in places(candidates, path):
+        if not _is_program(program):
             continue
-        if _identity(place) == identity:
-            warn(f'the low-level runtime "{place}" is this program itself: skipped')
+        if _identity(program) == identity:
+            warn(f'the low-level runtime "{program}" is this program itself: skipped')
             continue
-        return place
+        return program
     names = ", ".join(
-        f'"{candidate}"' + (" (no program)" if os.access(candidate, os.F_OK) else "")
+        f'"{candidate}"' + (" (not a program)" if os.access(candidate, os.F_OK) else "")
         for candidate in candidates
     )
     raise RuntimeExecError(
-        f"no low-level runtime found, looked for {names}",
+        f"no low-level runtime found; searched for {names}",
         'install runc, or name one in "nvidia-container-runtime.runtimes" of config.toml',
     )
 
 
 def places(candidates: Sequence[str], path: str | None) -> list[str]:
-    """Return where `find` looks, in order."""
+    """Return the paths that `find` checks, in order."""
     directories = [item for item in (path or "").split(":") if item.startswith("/")]
     directories += [item for item in STANDARD_PATH if item not in directories]
     return [
-        place
+        program
         for name in candidates
-        for place in ([name] if "/" in name else [f"{top}/{name}" for top in directories])
+        for program in ([name] if "/" in name else [f"{top}/{name}" for top in directories])
     ]
 
 
@@ -72,10 +72,10 @@ def _identity(path: str) -> str:
 
 
 def execute(path: str, arguments: Sequence[str]) -> None:
-    """Become the program *path*; returns only by raising RuntimeExecError (126 or 127).
+    """Execute the program *path* in place of this one; raise RuntimeExecError (126 or 127).
 
-    execv hands on C's own environment block, repeated and odd entries included; os.environ would
-    lose them.
+    execv passes on the environment block of C, including repeated and malformed entries, which
+    os.environ would lose.
     """
     try:
         os.execv(path, [path, *arguments])

@@ -376,7 +376,7 @@ def test_b060_a_log_that_cannot_be_written_and_a_bad_runtime(host: ShimHost) -> 
     plain.write_text("")
     call = host.create(asking(ALL), {RUNTIMES: ["/etc", str(plain)]})
     assert call.returncode == 127
-    assert 'looked for "/etc" (no program), ' in call.error
+    assert 'searched for "/etc" (not a program), ' in call.error
     assert "runtimes" in call.error
     assert set(call.records[-1]) == {"level", "msg", "time"}
     observed(call.error.split("\n")[0])

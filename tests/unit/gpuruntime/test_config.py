@@ -84,7 +84,7 @@ def test_a_config_that_is_no_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not a regular file"):
         config.find({"GPURUNTIME_CONFIG": str(tmp_path)})
     (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(ConfigError, match="cannot look at"):
+    with pytest.raises(ConfigError, match="cannot access"):
         config.find({"GPURUNTIME_CONFIG": str(tmp_path / "loop")})
 
 

@@ -103,7 +103,7 @@ def test_other_encodings_are_no_json(tmp_path: Path, encoding: str) -> None:
 
 def test_bytes_that_are_no_utf8_are_a_doubt_with_their_place(tmp_path: Path) -> None:
     """JSON-02: Go replaces them, so what we wrote would not be what was there."""
-    assert doubt(tmp_path, b'{"a": "\xff"}') == "no UTF-8 at byte 7"
+    assert doubt(tmp_path, b'{"a": "\xff"}') == "not valid UTF-8 at byte 7"
 
 
 def test_a_lone_surrogate_cannot_be_stored(tmp_path: Path) -> None:
