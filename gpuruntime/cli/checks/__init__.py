@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of `gpuruntime doctor`: what is wrong with a host; reads only."""
+"""The checks of `gpuruntime doctor`, which find faults of a host and change nothing."""

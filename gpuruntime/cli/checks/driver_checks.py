@@ -19,7 +19,7 @@ from gpuruntime.formats import driver_version, ldcache_merge
 
 MODULE = user_space_version.MODULE
 GPUS = "/proc/driver/nvidia/gpus"
-# A user notices if a container waits longer than this for the driver.
+# Users notice if a container start waits longer than this for the driver.
 SLOW_S = 2.0
 # Less than the deadline of a check, so that the error can still be reported.
 ANSWER_S = 12.0
@@ -105,7 +105,7 @@ def module(machine: ExaminedMachine) -> Iterator[Note]:
 
 
 def library_versions(machine: ExaminedMachine) -> list[str]:
-    """Return the versions of the driver's libraries, that of the linked ones first."""
+    """Return the versions of the driver's libraries, first the one that the symlinks lead to."""
     root = machine.driver_root().open()
     return user_space_version.installed(_directories(root)) if root else []
 
@@ -140,40 +140,40 @@ def _directories(root: DriverRoot) -> list[Directory]:
 
 def libraries(machine: ExaminedMachine) -> Iterator[Note]:
     """Look for the driver's libraries below the driver root, else below other directories."""
-    place = machine.driver_root()
-    root = place.open()
+    candidate = machine.driver_root()
+    root = candidate.open()
     if root is not None and _has_nvml(root):
-        yield ok(f'libraries below the driver root "{place.path}"')
+        yield ok(f'libraries below the driver root "{candidate.path}"')
         return
-    elsewhere = _elsewhere(machine, place)
-    if not (elsewhere or loaded(machine) or remedies.drivers_on_bus(machine)):
+    other_root = _other_root(machine, candidate)
+    if not (other_root or loaded(machine) or remedies.drivers_on_bus(machine)):
         yield ok("no driver, and no GPU that needs one")
         return
     searched = [directory.path for directory in _directories(root)] if root else []
     where = f"; directories searched: {', '.join(searched)}" if searched else ""
-    what = f'no "{search_paths.NVML_NAME}" below the driver root "{place.path}"{where}'
-    if elsewhere:
+    what = f'no "{search_paths.NVML_NAME}" below the driver root "{candidate.path}"{where}'
+    if other_root:
         yield fail(
-            f'{what}; there is one below "{elsewhere}"', remedies.other_driver_root(elsewhere)
+            f'{what}; there is one below "{other_root}"', remedies.other_driver_root(other_root)
         )
     else:
-        yield fail(what, remedies.missing_libraries(machine, loaded(machine), place.path))
+        yield fail(what, remedies.missing_libraries(machine, loaded(machine), candidate.path))
 
 
 def _has_nvml(root: DriverRoot) -> bool:
     return any(search_paths.NVML_NAME in directory.names for directory in _directories(root))
 
 
-def _elsewhere(machine: ExaminedMachine, place: RootCandidate) -> str:
+def _other_root(machine: ExaminedMachine, candidate: RootCandidate) -> str:
     for path in user_space.WELL_KNOWN_ROOTS:
-        other = RootCandidate(machine, path).open() if path != place.path else None
+        other = RootCandidate(machine, path).open() if path != candidate.path else None
         if other is not None and _has_nvml(other):
             return path
     return ""
 
 
 def files(machine: ExaminedMachine) -> Iterator[Note]:
-    """Check whether the libraries are complete, and their companions exist, such as Vulkan's."""
+    """Check whether the libraries are complete, and whether related files exist."""
     root = machine.driver_root().open()
     if root is None or not _has_nvml(root):
         yield ok("no driver whose files could be checked")
@@ -194,7 +194,7 @@ def files(machine: ExaminedMachine) -> Iterator[Note]:
 
 
 def _damaged(machine: ExaminedMachine, paths: Iterable[str]) -> list[str]:
-    """Return a sentence for each library of *paths* that is damaged or truncated."""
+    """Return a sentence for each damaged or truncated library of *paths*."""
     sentences = []
     for path in paths:
         file = machine.open(path if machine.is_live else path.removeprefix(machine.root))
@@ -209,13 +209,13 @@ def _damaged(machine: ExaminedMachine, paths: Iterable[str]) -> list[str]:
 
 def loader_cache(machine: ExaminedMachine) -> Iterator[Note]:
     """Check whether the loader cache of the driver root lists the installed libraries."""
-    place = machine.driver_root()
-    root = place.open()
+    candidate = machine.driver_root()
+    root = candidate.open()
     data = root.read("/etc/ld.so.cache", search_paths.MAX_CACHE_BYTES) if root else None
     if root is None or not data:
         yield ok("no loader cache: the loader's directories are searched")
         return
-    update = 'run "ldconfig"' if place.path == "/" else f'run "ldconfig -r {place.path}"'
+    update = 'run "ldconfig"' if candidate.path == "/" else f'run "ldconfig -r {candidate.path}"'
     try:
         rows = ldcache_merge.parse(data)
     except LdcacheError as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engines a host has, and what the config files that they use say about runtimes."""
+"""Find the engines of a host, and read the runtimes in their config files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DAEMONS = {
     "k0s": ("k0s",),
     "microk8s": ("containerd",),
 }
-# Engine → its program, where that alone shows that the engine is installed.
+# Engine → its program, if the program alone shows that the engine is installed.
 _PROGRAMS = {
     "docker": "dockerd",
     "containerd": "containerd",
@@ -66,10 +66,10 @@ _HOOK_DIRECTORIES = {
 class Engine:
     """An engine: its config files *paths* that exist, and their merged content.
 
-    *runtimes* is name → program, *default* the runtime that is used unless another is named,
-    *spec_dirs* where its config has it look for CDI specs, *hook_dirs* where it looks for OCI
-    hooks. *problem* is why a file cannot be used. *generated* has the runtimes of a file that the
-    engine writes itself, *process* is its daemon.
+    *runtimes* is name → program, *default* the name of the default runtime. *spec_dirs* are the
+    directories for CDI specs that its config names, *hook_dirs* those for OCI hooks. *problem* is
+    why a file cannot be used. *generated* has the runtimes of a file that the engine writes
+    itself, *process* is its daemon.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Engine:
 
 
 def installed_engines(machine: ExaminedMachine) -> list[Engine]:
-    """Return every engine that is installed or configured, without docker's snap (`is_snap`)."""
+    """Return every engine that is installed or configured, except docker's snap (`is_snap`)."""
     host = _host(machine)
     names = config_paths.installed(host)
     names += [
@@ -99,16 +99,21 @@ def installed_engines(machine: ExaminedMachine) -> list[Engine]:
     engines = []
     for name in names:
         try:
-            place = config_paths.find(name, host, "gpuruntime")
+            engine_config = config_paths.find(name, host, "gpuruntime")
         except ConfigError:
             # The snap, which cannot be configured.
             continue
-        engine = Engine(name, place.restart, hook_dirs=_HOOK_DIRECTORIES.get(name, ()))
+        engine = Engine(name, engine_config.restart, hook_dirs=_HOOK_DIRECTORIES.get(name, ()))
         engine.process = _daemon(machine, name)
-        if place.family == "template":
-            _template(machine, engine, place.config)
+        if engine_config.family == "template":
+            _template(machine, engine, engine_config.config)
         else:
-            _load(machine, engine, _config_files(machine, engine, place), _READERS[place.family])
+            _load(
+                machine,
+                engine,
+                _config_files(machine, engine, engine_config),
+                _READERS[engine_config.family],
+            )
         engines.append(engine)
     return engines + [_rootless(machine, process) for process in _rootless_daemons(machine)]
 
@@ -167,14 +172,14 @@ def _host(machine: ExaminedMachine) -> config_paths.HostFacts:
 
 
 def _config_option(machine: ExaminedMachine, process: Process) -> str:
-    """Return the config file on the command line of *process*, "" for the usual one."""
+    """Return the config file on the command line of *process*, "" if it names none."""
     return processes.path_option(machine, process, "--config-file", "--config", "-c")
 
 
 def _daemon(machine: ExaminedMachine, engine: str) -> Process | None:
     exec_roots = _exec_roots(machine)
     for process in processes.running(machine, *DAEMONS.get(engine, ())):
-        # docker and k3s have a containerd of their own.
+        # docker and k3s start a private containerd.
         is_private = daemons.is_own_config(_config_option(machine, process), exec_roots)
         if process.is_of_host and not process.uid and not is_private:
             return process
@@ -182,7 +187,7 @@ def _daemon(machine: ExaminedMachine, engine: str) -> Process | None:
 
 
 def _exec_roots(machine: ExaminedMachine) -> list[str]:
-    """Return the directories in which dockerd has the config of a containerd of its own."""
+    """Return the directories in which dockerd has the config of its private containerd."""
     roots = list(daemons.EXEC_ROOTS)
     for process in processes.running(machine, "dockerd"):
         text = machine.read(process.option("--config-file") or daemons.DOCKER_CONFIG) or ""
@@ -191,22 +196,22 @@ def _exec_roots(machine: ExaminedMachine) -> list[str]:
 
 
 def _config_files(
-    machine: ExaminedMachine, engine: Engine, place: config_paths.EngineConfig
+    machine: ExaminedMachine, engine: Engine, engine_config: config_paths.EngineConfig
 ) -> list[str]:
     """Return the config files that *engine* reads, in order: a later one wins."""
-    directory = posixpath.dirname(place.drop_in)
-    if place.family == "podman":
-        return [podman.DEFAULTS, place.config, *machine.glob(directory, "*.conf")]
-    if place.family == "crio":
-        config = place.config
+    directory = posixpath.dirname(engine_config.drop_in)
+    if engine_config.family == "podman":
+        return [podman.DEFAULTS, engine_config.config, *machine.glob(directory, "*.conf")]
+    if engine_config.family == "crio":
+        config = engine_config.config
         if engine.process:
             config = _config_option(machine, engine.process) or config
             option = processes.path_option(machine, engine.process, "--config-dir", "-d")
             directory = option or directory
         return [config, *machine.glob(directory, "*")]
-    if place.family == "k0s":
-        return [place.config, *machine.glob(directory, "*.toml")]
-    return [place.config]
+    if engine_config.family == "k0s":
+        return [engine_config.config, *machine.glob(directory, "*.toml")]
+    return [engine_config.config]
 
 
 Reader = Callable[[Engine, Mapping[str, Any]], None]
@@ -230,7 +235,7 @@ def _load(machine: ExaminedMachine, engine: Engine, files: Sequence[str], reader
 
 
 def _read_command_line(engine: Engine, process: Process) -> None:
-    """Enter what the daemon's command line says in addition to its config files."""
+    """Add the options on the daemon's command line to those of its config files."""
     for value in process.options("--add-runtime"):
         name, _, program = value.partition("=")
         engine.runtimes[name] = program
@@ -270,7 +275,7 @@ def _docker(engine: Engine, document: Mapping[str, Any]) -> None:
 
 
 def _containerd(engine: Engine, document: Mapping[str, Any]) -> None:
-    """Read the CRI table of *document*, which replaces that of an earlier file as a whole."""
+    """Read the CRI table of *document*, which replaces the whole table of an earlier file."""
     base = containerd_document.plugin_path(containerd_document.version_of(document))
     if table_at(document, base):
         engine.runtimes, engine.default, engine.spec_dirs = {}, "", ()
@@ -279,7 +284,7 @@ def _containerd(engine: Engine, document: Mapping[str, Any]) -> None:
 
 
 def _merged_containerd(engine: Engine, document: Mapping[str, Any]) -> None:
-    """Read the CRI table of *document*, which k0s merges with that of its own."""
+    """Read the CRI table of *document*, which k0s merges with its own table."""
     base = containerd_document.plugin_path(containerd_document.version_of(document))
     cri = table_at(document, base)
     for name, item in table_at(cri, ("containerd", "runtimes")).items():
@@ -322,7 +327,7 @@ def _podman(engine: Engine, document: Mapping[str, Any]) -> None:
 
 
 def _appended(value: object, before: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the list *value* of containers.conf: it replaces *before*, unless it says append."""
+    """Return the list *value* of containers.conf, after *before* if *value* says append."""
     if not isinstance(value, list):
         return before
     texts = tuple(item for item in value if isinstance(item, str))
@@ -335,12 +340,16 @@ def _texts(value: object) -> tuple[str, ...]:
 
 
 def _template(machine: ExaminedMachine, engine: Engine, directory: str) -> None:
-    """Read the templates in *directory*, and the config that k3s or RKE2 has made of them."""
-    made = Engine(engine.name, engine.restart)
-    _load(machine, made, [f"{directory}/config.toml"], _containerd)
-    engine.generated, engine.default = made.runtimes, made.default
-    engine.spec_dirs, engine.has_cdi, engine.problem = made.spec_dirs, made.has_cdi, made.problem
-    engine.has_systemd_cgroups = made.has_systemd_cgroups
+    """Read the templates in *directory*, and the config that k3s or RKE2 has generated of them."""
+    generated = Engine(engine.name, engine.restart)
+    _load(machine, generated, [f"{directory}/config.toml"], _containerd)
+    engine.generated, engine.default = generated.runtimes, generated.default
+    engine.spec_dirs, engine.has_cdi, engine.problem = (
+        generated.spec_dirs,
+        generated.has_cdi,
+        generated.problem,
+    )
+    engine.has_systemd_cgroups = generated.has_systemd_cgroups
     for name in rancher.NAMES:
         text = machine.read(f"{directory}/{name}")
         if text is not None:

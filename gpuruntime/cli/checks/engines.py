@@ -14,18 +14,18 @@ from gpuruntime.cli.checks.finding import Note, context, fail, ok, warn
 from gpuruntime.engines import config_paths, rancher
 
 _KUBELET = "/var/lib/kubelet"
-# A device plugin of NVIDIA makes its socket when it has found GPUs.
+# NVIDIA's device plugin creates its socket after it has detected GPUs.
 _PLUGIN_SOCKETS = (f"{_KUBELET}/device-plugins", "nvidia*.sock")
 _BUILDKIT = "/etc/buildkit/buildkitd.toml"
 _SERVES_KUBERNETES = ("containerd", "crio", "k3s", "rke2", "microk8s", "k0s")
 # The kernel advances the clock of file times only every few milliseconds.
 _CLOCK_S = 0.02
-# systemd's own "infinity" on hosts that have not raised fs.nr_open.
+# The limit that systemd's "infinity" sets on hosts with the default fs.nr_open.
 _MANY_FILES = 1 << 20
 
 
 def _is_of_gpus(name: str, path: str) -> bool:
-    """Return whether the runtime *name* is meant to give GPUs, ours or another toolkit's."""
+    """Return whether the runtime *name* is a GPU runtime, ours or another toolkit's."""
     program = posixpath.basename(path)
     return name.startswith(("nvidia", "gpuruntime")) or program.startswith(
         ("nvidia-container-runtime", "gpu-container-runtime")
@@ -48,7 +48,7 @@ def engines(machine: ExaminedMachine) -> Iterator[Note]:
 
 
 def _engine(machine: ExaminedMachine, engine: Engine, others: list[str]) -> Iterator[Note]:
-    """Check *engine*, beside which the host has *others*."""
+    """Check *engine*; *others* are the names of the host's other engines."""
     if engine.problem:
         yield fail(f"{engine.name}: {engine.problem}", "correct the file")
         return
@@ -61,17 +61,17 @@ def _engine(machine: ExaminedMachine, engine: Engine, others: list[str]) -> Iter
                 configure,
             )
             return
-    forgotten = [
+    dropped = [
         name
         for name, path in engine.generated.items()
         if engine_files.is_ours(machine, path)
         and name not in engine.runtimes
         and name not in rancher.DETECTED
     ]
-    if forgotten:
+    if dropped:
         yield fail(
             f"{engine.name} writes its config again at each start, and drops the runtime "
-            f'"{forgotten[0]}", which is not in its template',
+            f'"{dropped[0]}", which is not in its template',
             configure,
         )
         return
@@ -116,7 +116,7 @@ def _configure(engine: Engine) -> str:
 def _unknown(
     machine: ExaminedMachine, engine: Engine, others: list[str], configure: str
 ) -> Iterator[Note]:
-    """Report that *engine* does not know our runtime, which not every engine needs."""
+    """Report that *engine* does not know our runtime; a warning only if the engine needs it."""
     toolkits = [
         f'"{name}" is {path}' for name, path in engine.runtimes.items() if _is_of_gpus(name, path)
     ]
@@ -128,7 +128,7 @@ def _unknown(
     elif hooks:
         yield ok(f'{engine.name} runs our hook, because of "{hooks[0].file}"')
     elif engine.name == "containerd" and others and not machine.is_directory(_KUBELET):
-        # docker's packages bring one that only docker uses.
+        # docker's packages contain a containerd that only docker uses.
         yield ok(
             "containerd does not know our runtime; only containers that are started without "
             "another engine need that"

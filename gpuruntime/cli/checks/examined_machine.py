@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host that is examined: this one, or a tree of files of another one. Reads only.
+"""The host that is examined: this one, or a tree of files of another one; changes nothing.
 
-All checks read through this module, with the root of the tree as `/`, so that no file of this
-machine is taken for one of the other.
+All checks read through this module, with the root of the tree as `/`, so that no check reads a
+file of this machine instead of one in the tree.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class ExaminedMachine:
         self._config: Config | None = None
 
     def path(self, path: str) -> str:
-        """Return our path of the host's *path*."""
+        """Return the path on this machine of the host's *path*."""
         return path if self.is_live else self.root + path
 
     def real(self, path: str) -> str:
-        """Return the path without symlinks that *path* leads to, "" if it does not exist."""
+        """Return *path* with all symlinks resolved, "" if it does not exist."""
         try:
             fd, real = self._root.resolve(path)
         except OSError:
@@ -74,7 +74,7 @@ class ExaminedMachine:
         return None if data is None else data.decode("utf-8", "replace")
 
     def read_bytes(self, path: str, max_bytes: int = MAX_BYTES) -> bytes | None:
-        """Return the bytes of the regular file *path*; None if that fails, or it is larger."""
+        """Return the bytes of the regular file *path*; None on an error, or if it is larger."""
         try:
             fd = self._root.open_path(path)
         except OSError:
@@ -87,7 +87,7 @@ class ExaminedMachine:
             os.close(fd)
 
     def open(self, path: str) -> BinaryIO | None:
-        """Return the regular file *path*, open for reading; None if that fails."""
+        """Return the regular file *path*, open for reading; None on an error."""
         try:
             fd = self._root.open_path(path)
         except OSError:
@@ -141,7 +141,7 @@ class ExaminedMachine:
             os.close(fd)
 
     def names(self, directory: str) -> list[str]:
-        """Return the names in *directory*, sorted; none if it cannot be read."""
+        """Return the sorted names in *directory*, [] if it cannot be read."""
         try:
             fd = self._root.open_directory(directory)
         except OSError:
@@ -159,7 +159,7 @@ class ExaminedMachine:
         return [posixpath.join(directory, name) for name in names]
 
     def exists(self, path: str) -> bool:
-        """Return whether *path* exists; a dangling symlink does."""
+        """Return whether *path* exists, also as a dangling symlink."""
         return self.lstatus(path) is not None
 
     def is_directory(self, path: str) -> bool:
@@ -189,11 +189,14 @@ class ExaminedMachine:
         return ""
 
     def beside(self, name: str) -> str:
-        """Return the path of *name* beside the running program, "" if it is not there."""
+        """Return the path of the program *name* beside the running one, "" if there is none."""
         if not self.is_live:
             return ""
-        places = (os.path.dirname(os.path.realpath(sys.argv[0])), os.path.join(sys.prefix, "bin"))
-        paths = [os.path.join(place, os.path.basename(name)) for place in places]
+        directories = (
+            os.path.dirname(os.path.realpath(sys.argv[0])),
+            os.path.join(sys.prefix, "bin"),
+        )
+        paths = [os.path.join(directory, os.path.basename(name)) for directory in directories]
         return next((path for path in paths if self.is_program(path)), "")
 
     def is_ours(self, path: str) -> bool:
@@ -202,14 +205,14 @@ class ExaminedMachine:
         return data is not None and _OURS in data
 
     def output(self, *command: str) -> str:
-        """Return what *command* prints within a few seconds, "" for nothing and for a tree.
+        """Return the output of *command*, "" if it fails or takes too long, or for a tree.
 
         Only for commands that change nothing, such as `--version`.
         """
         if not self.is_live:
             return ""
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 command,
                 check=False,
                 stdin=subprocess.DEVNULL,
@@ -220,11 +223,11 @@ class ExaminedMachine:
             )
         except (OSError, ValueError, subprocess.TimeoutExpired):
             return ""
-        return done.stdout[:_MAX_OUTPUT_BYTES].decode("utf-8", "replace")
+        return process.stdout[:_MAX_OUTPUT_BYTES].decode("utf-8", "replace")
 
     @property
     def config(self) -> Config:
-        """The config.toml in force, or the defaults where it cannot be used."""
+        """The config.toml in force, or the defaults if it cannot be used."""
         if self._config is None:
             path = self.config_path()
             values: dict[str, Any] = {}
@@ -277,7 +280,7 @@ class RootCandidate:
     path: str
 
     def open(self) -> DriverRoot | None:
-        """Return it for discovery, None if it cannot be opened."""
+        """Return the directory as a driver root for discovery, None if it cannot be opened."""
         try:
             return DriverRoot(self.machine.path(self.path))
         except DiscoveryError:
@@ -285,6 +288,6 @@ class RootCandidate:
 
 
 def modified(machine: ExaminedMachine, paths: Sequence[str]) -> tuple[float, str]:
-    """Return when the newest of the files *paths* was written, and its path; (0, "") for none."""
+    """Return modification time and path of the newest of the files *paths*, or (0, "")."""
     entries = [(machine.status(path), path) for path in paths]
     return max(((status.st_mtime, path) for status, path in entries if status), default=(0.0, ""))

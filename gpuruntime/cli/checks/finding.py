@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The result of a check: notes while it runs, one finding in the end; pure."""
+"""The result of a check: notes, combined into one finding; pure."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ FAIL: Status = "fail"
 _RANK = {FAIL: 0, WARN: 1, OK: 2}
 # SGR: red, yellow, green.
 _COLORS = {FAIL: "31", WARN: "33", OK: "32"}
-# A finding is one line; nobody reads one with every file of a broken directory.
+# A finding is one line, which must stay readable if every file of a directory has a fault.
 _MAX_NOTES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One observation of a check. *action* is what to do about it, "" for nothing.
+    """One observation of a check, and the *action* to take, "" if none is needed.
 
     A note with *is_context* is printed last, whatever the status of the others.
     """
@@ -35,7 +35,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of the check *check*: its worst status, what was seen, and one action."""
+    """The result of the check *check*: its worst status, its observations, and one action."""
 
     check: str
     status: Status
@@ -43,13 +43,13 @@ class Finding:
     action: str
 
     def without(self, root: str) -> Finding:
-        """Return this with the paths that the host has whose tree is at *root*."""
+        """Return this finding with paths of the host instead of paths below its tree *root*."""
         if root == "/":
             return self
         return replace(self, what=_without(root, self.what), action=_without(root, self.action))
 
     def line(self, *, color: bool = False) -> str:
-        """Return this as one line, with its status in *color*."""
+        """Return this finding as one line; with *color*, its status is colored."""
         status = f"{self.status:<4}"
         if color:
             status = f"\x1b[{_COLORS[self.status]}m{status}\x1b[0m"
@@ -67,7 +67,7 @@ def ok(what: str) -> Note:
 
 
 def warn(what: str, action: str) -> Note:
-    """Return a note about something that looks unintended, or fails for some containers."""
+    """Return a note about something that looks unintended, or affects some containers."""
     return Note(WARN, what, action)
 
 
@@ -97,7 +97,7 @@ def combine(check: str, notes: Iterable[Note]) -> Finding:
 
 
 def by_severity(findings: Iterable[Finding]) -> list[Finding]:
-    """Return *findings* with failures first, then warnings; else in their order."""
+    """Return *findings* with failures first, then warnings; otherwise in the same order."""
     return sorted(findings, key=lambda finding: _RANK[finding.status])
 
 

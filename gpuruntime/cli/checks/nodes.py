@@ -65,10 +65,10 @@ def nodes(machine: ExaminedMachine) -> Iterator[Note]:
     needed = [path for path in missing if _is_needed(path)]
     for path in needed:
         yield fail(f'no device node "{path}"', remedies.missing_node(machine, path, root))
-    others = [path for path in missing if path not in needed]
-    if others:
-        names = ", ".join(others)
-        yield warn(f"no device node {names}", remedies.missing_node(machine, others[0], root))
+    optional = [path for path in missing if path not in needed]
+    if optional:
+        names = ", ".join(optional)
+        yield warn(f"no device node {names}", remedies.missing_node(machine, optional[0], root))
     count = len(expected) - len(missing)
     yield ok(f"{count} nodes, of {len(devices.gpu_minors(machine.path('/proc')))} GPU(s)")
 
@@ -83,7 +83,7 @@ def _numbers(status: os.stat_result) -> str:
 
 
 def _existing(machine: ExaminedMachine) -> list[tuple[str, os.stat_result]]:
-    """Return path and status of the driver's nodes that exist, those of MIG included."""
+    """Return path and status of the driver's existing nodes, including those of MIG."""
     dev = machine.dev()
     paths = machine.glob(dev, "nvidia*") + machine.glob(f"{dev}/nvidia-caps", "nvidia-cap*")
     entries = [(path, machine.lstatus(path)) for path in paths]
@@ -91,7 +91,7 @@ def _existing(machine: ExaminedMachine) -> list[tuple[str, os.stat_result]]:
 
 
 def modes(machine: ExaminedMachine) -> Iterator[Note]:
-    """Check who may open the nodes."""
+    """Check which users may open the nodes."""
     entries = [
         (path, status)
         for path, status in _existing(machine)
@@ -119,7 +119,7 @@ def modes(machine: ExaminedMachine) -> Iterator[Note]:
 
 
 def dev_char(machine: ExaminedMachine) -> Iterator[Note]:
-    """Check whether systemd finds the nodes, for which it needs symlinks in /dev/char."""
+    """Check whether /dev/char has the symlinks by which systemd finds the nodes."""
     entries = _existing(machine)
     without_link = []
     for path, status in entries:
@@ -144,7 +144,7 @@ def dev_char(machine: ExaminedMachine) -> Iterator[Note]:
 
 
 def cgroup_manager(machine: ExaminedMachine) -> str:
-    """Return why containers of this host have systemd's cgroups, "" if nothing says so."""
+    """Return why containers of this host use systemd's cgroups, "" if nothing indicates it."""
     if not machine.is_directory("/run/systemd/system"):
         return ""
     if machine.exists("/sys/fs/cgroup/cgroup.controllers"):
@@ -161,7 +161,7 @@ def _parameters(machine: ExaminedMachine) -> dict[str, str]:
 
 
 def params(machine: ExaminedMachine) -> Iterator[Note]:
-    """Check whether the driver lets containers make nodes, and whether our hook prevents that."""
+    """Check whether containers may create the driver's nodes, or our hook prevents that."""
     if not driver_checks.loaded(machine):
         yield ok("no driver is loaded")
         return
@@ -188,12 +188,12 @@ def params(machine: ExaminedMachine) -> Iterator[Note]:
 
 
 def _has_hook(machine: ExaminedMachine) -> bool:
-    """Return whether the runtime finds its hook program, where it looks for it."""
+    """Return whether the runtime finds its hook program on its search path."""
     config, runtime = machine.config, engine_files.runtime_in_use(machine)
-    places = hook_programs.places(
+    paths = hook_programs.places(
         hook_programs.HOOK, config, runtime, engine_files.search_path(machine)
     )
-    return any(map(machine.is_program, places))
+    return any(map(machine.is_program, paths))
 
 
 def mig(machine: ExaminedMachine) -> Iterator[Note]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OCI hooks of podman and CRI-O: which hook files they read, and whether those can work."""
+"""OCI hooks of podman and CRI-O: the hook files that they read, and whether these work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuruntime.cli.checks.engine_files import Engine
 from gpuruntime.cli.checks.examined_machine import ExaminedMachine
 from gpuruntime.cli.checks.finding import Note, fail, ok, warn
 
-# Where packages and guides put hook files, whatever an engine's config says.
+# Directories in which packages and guides put hook files, whatever the engine's config.
 _USUAL_DIRECTORIES = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d")
 _PROGRAMS = (
     "nvidia-container-runtime-hook",
@@ -31,16 +31,16 @@ class OciHook:
 
     @property
     def is_of_gpus(self) -> bool:
-        """Whether it gives containers GPUs."""
+        """Whether the hook gives GPUs to containers."""
         return posixpath.basename(self.program).removesuffix(".real") in _PROGRAMS
 
     def is_ours(self, machine: ExaminedMachine) -> bool:
-        """Return whether its program is our launcher."""
+        """Return whether the hook's program is our launcher."""
         return self.is_of_gpus and engine_files.is_ours(machine, self.program)
 
 
 def effective(machine: ExaminedMachine, engine: Engine) -> list[OciHook]:
-    """Return the hooks that *engine* runs: of files with one name, that of the last directory."""
+    """Return the hooks that *engine* runs; of files with the same name, the last one is used."""
     files: dict[str, str] = {}
     for directory in engine.hook_dirs:
         for path in machine.glob(directory, "*.json"):
@@ -57,7 +57,7 @@ def _read(machine: ExaminedMachine, path: str) -> OciHook:
 
 
 def check(machine: ExaminedMachine) -> Iterator[Note]:
-    """Check the hook files that give containers of podman and CRI-O GPUs."""
+    """Check the hook files that give GPUs to containers of podman and CRI-O."""
     count = 0
     for engine in engine_files.installed_engines(machine):
         if not engine.hook_dirs:

@@ -19,9 +19,9 @@ _UID = re.compile(r"^Uid:\s+(\d+)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process: *name* is what the kernel calls it, *started* the time in seconds since 1970.
+    """A process: *name* is its full name, *started* its start time in seconds since 1970.
 
-    With *is_of_host* it sees the same files as this process.
+    With *is_of_host*, it is in the mount namespace of this process.
     """
 
     pid: int
@@ -46,7 +46,7 @@ class Process:
 
 
 def path_option(machine: ExaminedMachine, process: Process, *names: str) -> str:
-    """Return the absolute path that an option of *process* names, "" if none does."""
+    """Return the absolute path in one of the options *names* of *process*, "" if there is none."""
     path = process.option(*names)
     if not path or path.startswith("/"):
         return path
@@ -55,13 +55,13 @@ def path_option(machine: ExaminedMachine, process: Process, *names: str) -> str:
 
 
 def environment(machine: ExaminedMachine, process: Process) -> dict[str, str]:
-    """Return the environment that *process* was started with; {} if it cannot be read."""
+    """Return the environment at the start of *process*, {} if it cannot be read."""
     text = machine.read(f"/proc/{process.pid}/environ") or ""
     return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
 
 
 def running(machine: ExaminedMachine, *names: str) -> list[Process]:
-    """Return the processes with one of *names*: the kernel's, or that of their first word."""
+    """Return the processes that have one of *names*."""
     return [process for process in _all(machine) if process.name in names]
 
 
@@ -78,7 +78,7 @@ def _all(machine: ExaminedMachine) -> Iterator[Process]:
         if not comm or len(fields) <= _STARTED_AT or not fields[_STARTED_AT].isdigit():
             continue
         uid = _UID.search(machine.read(f"{directory}/status") or "")
-        # The kernel keeps 15 characters of a name.
+        # The kernel stores 15 characters of a name; the first word may have all of it.
         name = posixpath.basename(words[0])
         yield Process(
             int(entry),
@@ -91,7 +91,7 @@ def _all(machine: ExaminedMachine) -> Iterator[Process]:
 
 
 def _boot_time(machine: ExaminedMachine) -> float:
-    """Return when the host booted; for another host than this one, to the second."""
+    """Return the boot time of the host; for a tree, it is exact to the second."""
     if machine.is_live:
         return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     match = re.search(r"^btime (\d+)", machine.read("/proc/stat") or "", re.MULTILINE)
@@ -99,7 +99,7 @@ def _boot_time(machine: ExaminedMachine) -> float:
 
 
 def open_files(machine: ExaminedMachine, process: Process) -> int | None:
-    """Return how many files *process* may open, None if unknown."""
+    """Return the number of files that *process* may open, None if unknown."""
     limits = machine.read(f"/proc/{process.pid}/limits") or ""
     match = re.search(r"^Max open files\s+(\S+)", limits, re.MULTILINE)
     if not match:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engines are installed, in which version, and which CDI versions they support.
+"""Find the installed engines, their versions, and the CDI versions that they support.
 
-The version comes from the engine's program, else from the files of the package manager.
+The version comes from the engine's program, otherwise from the files of the package manager.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from gpuruntime.cli.checks import processes
 from gpuruntime.cli.checks.examined_machine import ExaminedMachine
 
 Version = tuple[int, ...]
-# Program, names of packages, and from which release on it supports which version of CDI specs;
-# earlier releases support none. From the module files of the releases.
+# Program, names of packages, and pairs (release, newest version of CDI specs that it supports).
+# Releases before the first one support none. The source is the module files of the releases.
 _NEVER: Version = ()
 _ENGINES: dict[str, tuple[str, tuple[str, ...], tuple[tuple[Version, Version], ...]]] = {
     "podman": (
@@ -79,7 +79,7 @@ class Reader:
     newest: Version
 
     def reads(self, cdi_version: str) -> bool:
-        """Return whether it supports specs of *cdi_version*."""
+        """Return whether the engine supports specs of *cdi_version*."""
         return bool(self.newest) and _parse(cdi_version.removeprefix("v")) <= self.newest
 
 
@@ -97,17 +97,17 @@ def installed(machine: ExaminedMachine) -> Iterator[Reader]:
 
 
 def _running(machine: ExaminedMachine, name: str) -> str:
-    """Return the program of the daemon *name* that runs, "" if none does."""
+    """Return the program of the running daemon *name*, "" if it does not run."""
     for process in processes.running(machine, name):
         program = machine.link(f"/proc/{process.pid}/exe") or ""
-        # That of an upgraded daemon ends in " (deleted)".
+        # The link of a daemon whose program was replaced ends in " (deleted)".
         if process.is_of_host and not process.uid and machine.is_program(program):
             return program
     return ""
 
 
 def packages_of(machine: ExaminedMachine, names: tuple[str, ...]) -> dict[str, str]:
-    """Return the versions of those packages *names* that are installed."""
+    """Return name → version of the installed packages among *names*."""
     return {name: version for name, version in _packages(machine) if name in names}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check whether CDI specs fit the host: driver version, files, device nodes, MIG devices."""
+"""Check whether CDI specs fit the host: driver version, files, device nodes, MIG devices."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fresh(machine: ExaminedMachine) -> Iterator[Note]:
 
 
 def _action(machine: ExaminedMachine, file: SpecFile) -> str:
-    """Return what makes *file* fit the host: a refresh, once the driver itself is in order."""
+    """Return the action that makes *file* fit the host: repair the driver, otherwise refresh."""
     version = driver_checks.loaded(machine)
     if not version:
         return remedies.unloaded_module(machine, machine.config.driver_root)[1]
@@ -49,7 +49,7 @@ def _action(machine: ExaminedMachine, file: SpecFile) -> str:
 
 
 def _stale(machine: ExaminedMachine, file: SpecFile) -> Iterator[Note]:
-    """Report what *file* names and the host does not have."""
+    """Report files and nodes in *file* that the host does not have."""
     path, refresh = (
         machine_path(machine, file.path),
         _action(machine, file),
@@ -99,12 +99,12 @@ def _stale_node(machine: ExaminedMachine, file: SpecFile, node: DeviceNode) -> I
 
 
 def _changed(machine: ExaminedMachine, file: SpecFile) -> Iterator[Note]:
-    """Warn if the spec *file* would be another one now, which `cdi refresh` decides likewise."""
-    made = stamp.read(file.path)
+    """Warn if `cdi refresh` would write a different spec *file* now."""
+    spec_stamp = stamp.read(file.path)
     try:
-        changed = spec_renewal.differences(file.path, made) if made is not None else []
+        changed = spec_renewal.differences(file.path, spec_stamp) if spec_stamp is not None else []
     except GpuRuntimeError:
-        # The checks of the driver report why there can be no spec now.
+        # The checks of the driver report why no spec can be generated now.
         return
     if changed:
         yield warn(
@@ -114,7 +114,7 @@ def _changed(machine: ExaminedMachine, file: SpecFile) -> Iterator[Note]:
 
 
 def _migs(machine: ExaminedMachine, used: Sequence[SpecFile]) -> Iterator[Note]:
-    """Compare the MIG devices of the specs *used* with those of the host, by their nodes."""
+    """Compare the MIG devices of the specs *used* with the host's, by their nodes."""
     minors = devices.mig_minors(machine.read("/proc/driver/nvidia-caps/mig-minors") or "")
     instances = [
         name
@@ -137,9 +137,9 @@ def _migs(machine: ExaminedMachine, used: Sequence[SpecFile]) -> Iterator[Note]:
         )
     expected = {f"nvidia-cap{minors[name]}" for name in instances}
     expected |= {f"nvidia-cap{minors.get(name)}" for name in ("config", "monitor")}
-    others = {name for name in nodes if name.startswith("nvidia-cap")} - expected
-    if minors and others:
-        name = min(others)
+    stale_nodes = {name for name in nodes if name.startswith("nvidia-cap")} - expected
+    if minors and stale_nodes:
+        name = min(stale_nodes)
         yield fail(
             f'a spec has "{name}", of a MIG instance that no longer exists',
             _action(machine, nodes[name]),

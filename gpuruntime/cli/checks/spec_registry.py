@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CDI specs of the examined host: where they are, and which of them count."""
+"""Load the CDI specs of the examined host, and find those that are in use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from gpuruntime.trusted_files import may_trust
 
 
 def load_specs(machine: ExaminedMachine, spec_dirs: Sequence[str] = ()) -> Registry:
-    """Return the specs of *spec_dirs*, by default the configured ones, by our own paths."""
+    """Return the specs of *spec_dirs*, by default of the configured directories.
+
+    The registry has paths of this machine.
+    """
     return registry.load(
         [our_path(machine, path) for path in spec_dirs or machine.config.spec_dirs],
         may_trust=may_trust,
@@ -26,24 +29,24 @@ def load_specs(machine: ExaminedMachine, spec_dirs: Sequence[str] = ()) -> Regis
 
 
 def our_path(machine: ExaminedMachine, directory: str) -> str:
-    """Return our path of *directory*; no link in a tree leads out of it."""
+    """Return the path on this machine of *directory*; no symlink in a tree leads out of it."""
     if machine.is_live:
         return directory
     return machine.path(machine.real(directory) or directory)
 
 
 def machine_path(machine: ExaminedMachine, path: str) -> str:
-    """Return the path on the machine of our *path*."""
+    """Return the path on the examined host of *path* on this machine."""
     return path if machine.is_live else path.removeprefix(machine.root)
 
 
 def refresh_action(machine: ExaminedMachine, file: SpecFile, *options: str) -> str:
     """Return the action that writes the spec *file* again."""
     assert file.spec is not None
-    made = stamp.read(file.path) if machine.is_live else None
-    if made is not None:
+    spec_stamp = stamp.read(file.path) if machine.is_live else None
+    if spec_stamp is not None:
         return remedies.stale_spec(
-            file.path, remedies.DEFAULT_KIND, *spec_renewal.option_words(made), *options
+            file.path, remedies.DEFAULT_KIND, *spec_renewal.option_words(spec_stamp), *options
         )
     kind = file.spec["kind"]
     is_ours = parse.is_ours(f"{kind}=0", machine.config)
@@ -55,8 +58,8 @@ def refresh_action(machine: ExaminedMachine, file: SpecFile, *options: str) -> s
 def in_use(machine: ExaminedMachine) -> tuple[list[SpecFile], list[SpecFile]]:
     """Return the valid specs of NVIDIA's kinds: those that define a device, and hidden ones.
 
-    A spec is hidden if for each of its devices the spec of a later directory counts. An engine
-    with spec directories of its own may use it all the same.
+    A spec is hidden if specs of later directories define all of its devices. An engine that is
+    configured with other spec directories may still use it.
     """
     vendor = machine.config.default_kind.partition("/")[0]
     engines = engine_files.installed_engines(machine)

@@ -28,8 +28,8 @@ from gpuruntime.cli.checks.spec_registry import (
     refresh_action,
 )
 
-# Directories in which no engine looks for specs, though people have put some there.
-_NOWHERE = (
+# Directories in which users have put specs, but which no engine reads.
+_UNREAD_DIRECTORIES = (
     "/usr/share/cdi",
     "/usr/local/etc/cdi",
     "/etc/containers/cdi",
@@ -43,9 +43,9 @@ _ALL_READ = 0o444
 
 
 def directories(machine: ExaminedMachine) -> Iterator[Note]:
-    """Check whether specs are where engines look, in directories that these can read."""
+    """Check whether specs are in directories that engines search and can read."""
     configured = machine.config.spec_dirs
-    yield from _elsewhere(machine, configured)
+    yield from _unread_directories(machine, configured)
     for directory in configured:
         status = machine.status(directory)
         if status is None:
@@ -86,13 +86,13 @@ def _unread(machine: ExaminedMachine, engine: Engine, specs: Registry) -> Iterat
         )
 
 
-def _elsewhere(machine: ExaminedMachine, configured: Sequence[str]) -> Iterator[Note]:
-    """Warn of specs in directories that neither the config nor an engine names."""
+def _unread_directories(machine: ExaminedMachine, configured: Sequence[str]) -> Iterator[Note]:
+    """Warn about specs in directories that neither the config nor an engine names."""
     engines = engine_files.installed_engines(machine)
     directories = [*configured, *(path for engine in engines for path in engine.spec_dirs)]
-    places = {machine.real(path) for path in directories}
-    for directory in (*_NOWHERE, "/run/cdi", "/var/run/cdi"):
-        if directory in directories or machine.real(directory) in places:
+    real_directories = {machine.real(path) for path in directories}
+    for directory in (*_UNREAD_DIRECTORIES, "/run/cdi", "/var/run/cdi"):
+        if directory in directories or machine.real(directory) in real_directories:
             continue
         names = [name for name in machine.names(directory) if name.endswith(ENDINGS)]
         if names:
@@ -114,14 +114,14 @@ def files(machine: ExaminedMachine) -> Iterator[Note]:
             )
     maintained = [our_path(machine, path) for path in spec_dirs.MAINTAINED]
     for conflict in conflicts.find(specs.files, maintained):
-        stale, kept = (
+        stale_path, kept_path = (
             machine_path(machine, conflict.stale),
             machine_path(machine, conflict.kept),
         )
         yield fail(
-            f'"{stale}" and "{kept}" both define {conflicts.some(conflict.names)}: no engine '
-            "resolves a device that two files of one directory define",
-            f'remove "{stale}"',
+            f'"{stale_path}" and "{kept_path}" both define {conflicts.some(conflict.names)}: no '
+            "engine resolves a device that two files of one directory define",
+            f'remove "{stale_path}"',
         )
     for directory in machine.config.spec_dirs:
         for name in machine.names(directory):
@@ -185,7 +185,7 @@ def readable(machine: ExaminedMachine) -> Iterator[Note]:
 
 
 def _because(spec: Spec) -> str:
-    """Return what in *spec* needs its version, "" if nothing does."""
+    """Return why *spec* has its version, "" if there is no reason."""
     needed = version.minimum(spec)
     if needed != spec["cdiVersion"]:
         return f", though it needs {needed} only"

@@ -46,7 +46,7 @@ def selinux(machine: ExaminedMachine) -> Iterator[Note]:
 
 
 def sharing(machine: ExaminedMachine) -> Iterator[Note]:
-    """Report how containers share GPUs: by MIG, by MPS, or each with all of the memory."""
+    """Report how containers share GPUs: by MIG, by MPS, or without any limit of memory."""
     daemons = processes.running(machine, "nvidia-cuda-mps-control")
     for directory in _MPS:
         status = machine.status(directory)
@@ -73,7 +73,7 @@ def sharing(machine: ExaminedMachine) -> Iterator[Note]:
 
 
 def metrics(machine: ExaminedMachine) -> Iterator[Note]:
-    """Check whether dcgm-exporter can tell apart pods that share a GPU."""
+    """Check whether the metrics of dcgm-exporter distinguish pods that share a GPU."""
     exporters = processes.running(machine, "dcgm-exporter")
     if not exporters:
         yield ok("no dcgm-exporter runs")
@@ -96,7 +96,7 @@ def metrics(machine: ExaminedMachine) -> Iterator[Note]:
 
 
 def packages(machine: ExaminedMachine) -> Iterator[Note]:
-    """Check whether two package sources are in conflict, so that apt refuses both."""
+    """Check for conflicts of two package sources, which make apt refuse both."""
     seen: dict[tuple[str, str], tuple[str, str]] = {}
     count = 0
     for path in machine.glob(_SOURCES, "*.list"):

@@ -29,7 +29,7 @@ _PACKAGES = (
     "nvidia-docker2",
     "nvidia-container-runtime",
 )
-# Releases with a fault that breaks containers.
+# Releases with a fault that breaks containers, and the fault.
 _BROKEN = {
     "1.14.0": "reads the wrong config file",
     "1.17.0": "fails if an image already has a symlink that it creates",
@@ -77,20 +77,20 @@ def config(machine: ExaminedMachine) -> Iterator[Note]:
 
 
 def _other_configs(machine: ExaminedMachine, path: str) -> Iterator[Note]:
-    """Warn if the environment of an engine has our runtime read another config than *path*."""
+    """Warn if the environment of an engine makes our runtime read another config."""
     for engine in engine_files.installed_engines(machine):
         if not (engine.process and engine_files.our_runtimes(machine, engine)):
             continue
         environ = processes.environment(machine, engine.process)
-        read = next((p for p in settings.search_path(environ) if machine.exists(p)), "")
-        if environ and read != path:
-            config_in_use = f'the config "{read}"' if read else "the default config"
+        path_in_use = next((p for p in settings.search_path(environ) if machine.exists(p)), "")
+        if environ and path_in_use != path:
+            config_in_use = f'the config "{path_in_use}"' if path_in_use else "the default config"
             yield warn(
                 f"the environment of {engine.process.name} has containers use {config_in_use}, "
                 f'not "{path}" as this shell does',
                 f'restart it with the environment variable GPURUNTIME_CONFIG="{path}"'
                 if path
-                else f'set GPURUNTIME_CONFIG="{read}" in this shell',
+                else f'set GPURUNTIME_CONFIG="{path_in_use}" in this shell',
             )
 
 
@@ -101,13 +101,13 @@ def ldconfig(machine: ExaminedMachine) -> Iterator[Note]:
     if mode != "host":
         yield ok(f'none is run: "ldconfig-mode" is "{mode}"')
     elif value.startswith("@") and not machine.is_program(path):
-        others = [
+        existing = [
             item for item in ("/sbin/ldconfig.real", "/sbin/ldconfig") if machine.is_program(item)
         ]
         yield fail(
             f'"{path}", the ldconfig that config.toml names, is not a program here',
-            f'set "{_LDCONFIG}" to "@{others[0]}" in config.toml'
-            if others
+            f'set "{_LDCONFIG}" to "@{existing[0]}" in config.toml'
+            if existing
             else 'set "ldconfig-mode" to "merge" in config.toml',
         )
     else:
@@ -164,13 +164,13 @@ def toolkits(machine: ExaminedMachine) -> Iterator[Note]:
 
 
 def _hook_of_docker(machine: ExaminedMachine, docker: Engine) -> str:
-    """Return the program that `docker run --gpus` runs: the first of that name on its PATH."""
+    """Return the hook that `docker run --gpus` runs: the first on the PATH of dockerd."""
     environ = processes.environment(machine, docker.process) if docker.process else {}
     return machine.find_program(f"{_INCUMBENT}-hook", environ.get("PATH"))
 
 
 def _kind(machine: ExaminedMachine, path: str) -> str:
-    """Return whose the runtime *path* of an engine's config is, "" for a low-level runtime."""
+    """Return which toolkit the runtime *path* belongs to, "" for a low-level runtime."""
     program = machine.find_program(path) if path else ""
     if not program:
         return ""
@@ -221,9 +221,9 @@ def namespace(machine: ExaminedMachine) -> Iterator[Note]:
         yield ok("the initial one: device nodes can be created")
         return
     text = machine.read(_INCUMBENT_CONFIG) or ""
-    sets = re.search(r"^\s*no-cgroups\s*=\s*true", text, re.MULTILINE)
+    is_set = re.search(r"^\s*no-cgroups\s*=\s*true", text, re.MULTILINE)
     where = f"in a user namespace, {' '.join(fields[:3])}"
-    if machine.find_program("nvidia-container-cli") and not sets:
+    if machine.find_program("nvidia-container-cli") and not is_set:
         yield warn(
             f"{where}: the hook of the other toolkit may not edit cgroups here, and containers "
             "fail with bpf_prog_query",
@@ -321,7 +321,7 @@ _PRINT_TAG = "import sys;print(sys.implementation.cache_tag)"
 
 
 def _interpreter(machine: ExaminedMachine, launcher: str) -> str:
-    """Return the interpreter that *launcher* starts; it also has the path of the CLI's."""
+    """Return the interpreter that *launcher* starts; it also contains the path of the CLI's."""
     matches = _PYTHON.findall(machine.read_bytes(launcher) or b"")
     paths = [os.fsdecode(path) for path in matches]
     others = [path for path in paths if not path.startswith(f"{sys.prefix}/")]
@@ -329,7 +329,7 @@ def _interpreter(machine: ExaminedMachine, launcher: str) -> str:
 
 
 def _is_compiled(source: str, bytecode_file: str) -> bool:
-    """Return whether *bytecode_file* is of the current *source*: PEP 552, by time and length."""
+    """Return whether *bytecode_file* is compiled from the current *source*, as in PEP 552."""
     try:
         status = os.stat(source)
         with open(bytecode_file, "rb") as stream:
@@ -338,6 +338,6 @@ def _is_compiled(source: str, bytecode_file: str) -> bool:
         return False
     flags, time_, size = (int.from_bytes(header[at : at + 4], "little") for at in (4, 8, 12))
     if flags:
-        # It has a hash of the source, which Python checks or trusts.
+        # The file has a hash of the source instead, which Python checks or trusts.
         return True
     return (time_, size) == (int(status.st_mtime) & 0xFFFFFFFF, status.st_size & 0xFFFFFFFF)
