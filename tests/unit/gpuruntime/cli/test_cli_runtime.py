@@ -70,7 +70,7 @@ def engine(tmp_path: Path) -> Engine:
 
 
 # Values that are wrong whatever the host and its files are.
-WRONG_USAGE = "unrecognized|the drop-in .* is no absolute path"
+WRONG_USAGE = "unrecognized|the drop-in .* is not an absolute path"
 
 
 def said(done: subprocess.CompletedProcess[str]) -> tuple[str, str]:
