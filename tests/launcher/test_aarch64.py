@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launcher for aarch64, under an emulator: the tests of its neighbours, once more.
+"""The launcher for aarch64, under an emulator: the tests of the other modules again.
 
-What it becomes is this machine's: an emulated exec is a real one, and the recorders are native.
+The recorders are native: an emulated exec is a real exec on this machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 CROSS_CC = "aarch64-linux-gnu-gcc"
 EMULATOR = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
 EM_AARCH64 = b"\xb7\x00"
-# What an emulator cannot show.
+# The tests that an emulator cannot run.
 NATIVE = {
     # /proc/self/exe is the emulator.
     *("test_launcher_never_becomes_itself", "test_python_reports_when_only_ourselves_are_left"),
@@ -52,7 +52,7 @@ MODULES = (
     *(test_choice_of_runtime, test_command_lines, test_creates, test_hook_role),
     *(test_interpreter, test_roles),
 )
-# Of those, what stands for the programs: these two use the bench that is ours here.
+# The fixtures of those modules: these two use the bench of this module.
 bundle = test_creates.bundle
 tree = test_interpreter.tree
 
@@ -76,7 +76,7 @@ class CrossWorkshop(Workshop):
 
 
 class EmulatedBench(Bench):
-    """Starts programs for aarch64 by the emulator, and this machine's as they are."""
+    """Starts aarch64 programs by the emulator, and native programs directly."""
 
     def start(self, command: list[Any], *, program: str | None = None, **how: Any) -> Outcome:
         """Start *command*; see `Bench`."""
@@ -138,9 +138,9 @@ for module in MODULES:
     for name, function in vars(module).items():
         if not name.startswith("test_") or name in NATIVE:
             continue
-        wanted = inspect.signature(function).parameters
-        # "real" and "either" are made by this machine's compiler.
-        if {"bench", "tree"} & set(wanted) and "real" not in wanted:
+        parameters = inspect.signature(function).parameters
+        # "real" and "either" are built by the native compiler.
+        if {"bench", "tree"} & set(parameters) and "real" not in parameters:
             globals()[name] = emulated(function)
 
 

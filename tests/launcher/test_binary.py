@@ -145,9 +145,9 @@ def test_a_create_without_a_gpu_costs_little_more(
     record_property: Callable[[str, object], None],
 ) -> None:
     """Six instructions a byte, with the words that the defaults have; never without end."""
-    found = companion.content(Config({}, None), None)
-    assert found is not None
-    write_companion(bench, found.decode())
+    content = companion.content(Config({}, None), None)
+    assert content is not None
+    write_companion(bench, content.decode())
     bundle = write_bundle(bench, (TEXTS[text] * (size // len(TEXTS[text]) + 1))[:size])
     arguments = ("--root", "/r", "--log", "/l", "create", "--bundle", str(bundle), "c1")
     # That the search has seen all of it, and found nothing.

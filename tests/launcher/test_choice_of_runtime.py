@@ -109,7 +109,7 @@ def test_launcher_never_becomes_itself(hard: bool, bench: Bench) -> None:
 
 
 def test_python_reports_when_only_ourselves_are_left(bench: Bench) -> None:
-    """The shim searches again, says what it looked for and exits 127."""
+    """The shim searches again, reports the names that it looked up and exits 127."""
     for name in ("runc", "crun"):
         path = bench.path(f"lowlevel/{name}")
         path.unlink()
@@ -122,7 +122,7 @@ def test_python_reports_when_only_ourselves_are_left(bench: Bench) -> None:
 
 @pytest.mark.parametrize("content", ["", "not a program\n", "\x7fELF but not really"])
 def test_python_reports_a_runtime_that_cannot_be_executed(content: str, bench: Bench) -> None:
-    """With the arguments as they were, argv[0] included."""
+    """With unchanged arguments, including argv[0]."""
     bench.path("lowlevel/runc").write_text(content)
     outcome = bench.runtime("state", "c1")
     assert outcome.who == "python"
@@ -247,7 +247,7 @@ def test_stale_companion_sends_everything_to_python(change: str, bench: Bench) -
     elif change == "mtime-ns":
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns - 1))
     elif change == "content":
-        # Size and mtime as before: ctime is what nobody can restore.
+        # Size and mtime are restored; ctime cannot be restored.
         while path.stat().st_ctime_ns == before.st_ctime_ns:
             path.write_text(path.read_text().swapcase())
             os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))

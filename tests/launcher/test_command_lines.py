@@ -53,7 +53,7 @@ def test_launcher_gives_each_command_line_to_the_right_program(
 
 @pytest.mark.parametrize("case", BY_ID)
 def test_parser_reads_each_command_line(case: dict[str, Any]) -> None:
-    """The shim edits the bundle that is read here, and talks to the log that is read here."""
+    """The shim edits the parsed bundle, and writes to the parsed log."""
     assert argv.parse(case["arguments"]) == argv.Command(**case["command"])
 
 
@@ -85,9 +85,9 @@ def test_table_is_complete() -> None:
 def test_both_tables_of_options_are_the_same(name: str, table: dict[str, str]) -> None:
     """They are written twice, since one is C."""
     pattern = rf"const struct option {name}\[\] = \{{(.*?)\}};"
-    found = re.search(pattern, OPTIONS_H.read_text(), re.DOTALL)
-    assert found is not None
-    rows = re.findall(r'\{"([^"]+)", (FLAG|VALUE|QUERY)\}', found[1])
+    c_table = re.search(pattern, OPTIONS_H.read_text(), re.DOTALL)
+    assert c_table is not None
+    rows = re.findall(r'\{"([^"]+)", (FLAG|VALUE|QUERY)\}', c_table[1])
     assert len(dict(rows)) == len(rows)
     assert {option: kind.lower() for option, kind in rows} == table
 

@@ -43,7 +43,7 @@ def bundle(bench: Bench) -> Path:
 
 
 def create(bench: Bench, bundle: Path, **how: Any) -> str | None:
-    """Return who a create of *bundle* goes to."""
+    """Return the program that the launcher starts for a create of *bundle*."""
     return bench.runtime("create", "--bundle", str(bundle), "c1", **how).who
 
 
@@ -56,7 +56,7 @@ def text_of(length: int, end: str = "") -> bytes:
 def test_a_create_that_asks_for_nothing_is_passed_on(
     build: str, bench: Bench, bundle: Path, request: pytest.FixtureRequest
 ) -> None:
-    """With its arguments as they were, by the name that the runtime has."""
+    """With unchanged arguments, under the name of the runtime."""
     if build == "twin":
         request.getfixturevalue("twin")
     words = ["--root", "/r", "--log=/l", "create", "--pid-file", "/p", "c1", "-b", str(bundle)]
@@ -128,8 +128,8 @@ def test_an_escape_that_may_hide_a_word_is_python_s_affair(
         request.getfixturevalue("twin")
     for start in (0, CHUNK - 5, CHUNK - 3, CHUNK):
         write_bundle(bench, b" " * start + text.encode())
-        who = create(bench, bundle, build=build)
-        assert who == ("python" if ESCAPES[text] else "lowlevel/runc"), start
+        started = create(bench, bundle, build=build)
+        assert started == ("python" if ESCAPES[text] else "lowlevel/runc"), start
 
 
 @pytest.mark.parametrize("value", range(0x80))
@@ -144,7 +144,7 @@ def test_each_escaped_character_is_judged_as_python_does(
 
 
 @pytest.mark.parametrize(
-    ("length", "who"),
+    ("length", "started"),
     [
         *((0, "lowlevel/runc"), (1, "lowlevel/runc"), (CHUNK - 1, "lowlevel/runc")),
         *((CHUNK, "lowlevel/runc"), (CHUNK + 1, "lowlevel/runc"), (MOST, "lowlevel/runc")),
@@ -153,13 +153,18 @@ def test_each_escaped_character_is_judged_as_python_does(
 )
 @BUILDS
 def test_a_config_of_more_than_four_mebibytes_is_python_s_affair(
-    build: str, length: int, who: str, bench: Bench, bundle: Path, request: pytest.FixtureRequest
+    build: str,
+    length: int,
+    started: str,
+    bench: Bench,
+    bundle: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
     """No engine writes one."""
     if build == "twin":
         request.getfixturevalue("twin")
     write_bundle(bench, text_of(length) if length >= len(PASSED) else b" " * length)
-    assert create(bench, bundle, build=build) == who
+    assert create(bench, bundle, build=build) == started
 
 
 @pytest.mark.parametrize("kind", ["absent", "link", "dangling", "directory", "fifo", "device"])
@@ -204,12 +209,12 @@ def test_the_bundle_is_where_the_runtime_looks(
 ) -> None:
     """A look at another file would pass on what asks."""
     # There is another one in the working directory, and it says the opposite.
-    here = bench.path("empty/config.json")
+    config = bench.path("empty/config.json")
     for asks, data in ((False, PASSED), (True, '"NVIDIA_"')):
         write_bundle(bench, data)
-        here.write_text(PASSED if asks else '"NVIDIA_"')
-        who = bench.runtime("create", *words(str(bundle))).who
-        assert who == ("python" if asks else "lowlevel/runc")
+        config.write_text(PASSED if asks else '"NVIDIA_"')
+        started = bench.runtime("create", *words(str(bundle))).who
+        assert started == ("python" if asks else "lowlevel/runc")
 
 
 @pytest.mark.parametrize(
@@ -281,7 +286,7 @@ def test_a_companion_may_keep_every_create_from_being_passed(bench: Bench, bundl
 
 
 @pytest.mark.parametrize(
-    ("words", "who"),
+    ("words", "started"),
     [
         (("x",), "python"),
         (("NVIDIA_", "y"), "python"),
@@ -298,7 +303,7 @@ def test_a_companion_may_keep_every_create_from_being_passed(bench: Bench, bundl
 def test_words_beyond_the_limits_are_python_s_affair(
     build: str,
     words: tuple[str, ...],
-    who: str,
+    started: str,
     bench: Bench,
     bundle: Path,
     request: pytest.FixtureRequest,
@@ -307,7 +312,7 @@ def test_words_beyond_the_limits_are_python_s_affair(
     if build == "twin":
         request.getfixturevalue("twin")
     write_companion(bench, companion_text(None, "runc", words=words))
-    assert create(bench, bundle, build=build) == who
+    assert create(bench, bundle, build=build) == started
     # The first ones and the last ones: each is looked for in a create of its own.
     for word in dict.fromkeys((*words[:2], *words[-2:])):
         write_bundle(bench, b" " * (CHUNK - 1) + word.encode())

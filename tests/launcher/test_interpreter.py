@@ -297,18 +297,18 @@ def test_without_proc_nobody_guesses_which_it_is(name: str, tree: Tree) -> None:
 
 @ROOT_ONLY
 @pytest.mark.parametrize(
-    ("who", "owner", "believed"),
+    ("user", "owner", "believed"),
     [
-        # Whoever is root there is not the host's, whose files have nobody's number.
+        # root of the namespace is not root of the host, whose files have the overflow id.
         ((*("setpriv", "--reuid=1234", "--regid=1234", "--clear-groups"),), 0, True),
         # Where the host's root is mapped, that number is somebody's.
         ((), 65534, False),
     ],
 )
 def test_files_of_the_host_s_root_are_believed_in_a_user_namespace_without_him(
-    who: tuple[str, ...], owner: int, believed: bool, bench: Bench
+    user: tuple[str, ...], owner: int, believed: bool, bench: Bench
 ) -> None:
-    """Rootless engines call us there."""
+    """Rootless engines call the hook in a user namespace."""
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         shutil.copy(bench.workshop.build("plain") / "launcher", place / "gpu-cdi-hook")
@@ -319,7 +319,7 @@ def test_files_of_the_host_s_root_are_believed_in_a_user_namespace_without_him(
         for path in (place, file):
             os.chown(path, owner, -1)
         done = subprocess.run(
-            [*who, "unshare", "--user", "--map-root-user", str(place / "gpu-cdi-hook")],
+            [*user, "unshare", "--user", "--map-root-user", str(place / "gpu-cdi-hook")],
             capture_output=True,
             text=True,
             check=False,
@@ -327,5 +327,5 @@ def test_files_of_the_host_s_root_are_believed_in_a_user_namespace_without_him(
         )
         os.chown(place, 0, -1)
     reason = "others than root may write it, or its directory"
-    said = f'gpu-cdi-hook: runtime: cannot use "{file}": {reason}\nhint: {HINT}\n'
-    assert (done.returncode, done.stderr) == ((0, "") if believed else (127, said))
+    expected = f'gpu-cdi-hook: runtime: cannot use "{file}": {reason}\nhint: {HINT}\n'
+    assert (done.returncode, done.stderr) == ((0, "") if believed else (127, expected))

@@ -31,7 +31,7 @@ RUNTIME = "nvidia-container-runtime"
 
 
 class Untouchable:
-    """A machine that nothing may be asked of."""
+    """A machine whose every query raises AskedError."""
 
     def __getattr__(self, name: str) -> None:
         """Fail: somebody wants to know something."""
@@ -39,7 +39,7 @@ class Untouchable:
 
 
 class AskedError(Exception):
-    """Something of the machine was wanted."""
+    """The decision queried the machine."""
 
 
 def changes(document: dict[str, Any], config: Config) -> bool:
@@ -56,16 +56,16 @@ def changes(document: dict[str, Any], config: Config) -> bool:
 
 def passes(bench: Bench, data: bytes, config: Config, name: str = "gpu-container-runtime") -> bool:
     """Return whether the launcher passes on the create of a bundle with *data*."""
-    found = companion.content(config, None)
-    assert found is not None
-    write_companion(bench, found.decode())
+    content = companion.content(config, None)
+    assert content is not None
+    write_companion(bench, content.decode())
     bundle = write_bundle(bench, data)
-    who = bench.runtime("create", "--bundle", str(bundle), "c1", name=name).who
-    assert who in ("python", "lowlevel/runc")
-    return who == "lowlevel/runc"
+    started = bench.runtime("create", "--bundle", str(bundle), "c1", name=name).who
+    assert started in ("python", "lowlevel/runc")
+    return started == "lowlevel/runc"
 
 
-# Parts of what asks, and what is nearly that.
+# Parts of requests, and strings that resemble them.
 NAMES = st.sampled_from(
     [
         *("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_REQUIRE_CUDA", "PATH"),
@@ -165,6 +165,6 @@ def test_each_engine_has_been_recorded() -> None:
     """With a container that asks, as the control, and some that do not."""
     names = {path.stem for path in RECORDED}
     for engine in ("docker", "containerd", "podman", "cri"):
-        found = {name for name in names if name.startswith(f"{engine}-")}
-        assert f"{engine}-gpu" in found
-        assert len(found) >= 2
+        recorded_names = {name for name in names if name.startswith(f"{engine}-")}
+        assert f"{engine}-gpu" in recorded_names
+        assert len(recorded_names) >= 2

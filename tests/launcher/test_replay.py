@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launcher gives again what Python gave, byte for byte as Python would, or not at all."""
+"""The launcher replays the edits of Python, with the same bytes as Python, or not at all."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def plain(bench: Bench) -> Scene:
 
 
 def another(data: bytes) -> bytes:
-    """Return what an engine writes for another container of the same image."""
+    """Return the config.json that an engine writes for another container of the same image."""
     document = json.loads(data)
     document["process"]["args"] = ["sh", "-c", "a && b > é"]
     document["process"]["env"].insert(0, "HOME=/root")
@@ -62,14 +62,14 @@ def another(data: bytes) -> bytes:
 def test_what_engines_write_is_given_again(scene: Scene, engine: str) -> None:
     """To the same container, and to another that asks for the same."""
     data = replays.recorded(engine)
-    # The control: without an answer, Python is asked.
+    # The control: without a record, the launcher starts Python.
     assert not scene.replays(data)
-    given = scene.remember(data)
-    assert given is not None
-    assert given != data
+    edited = scene.remember(data)
+    assert edited is not None
+    assert edited != data
     assert scene.replays(data)
     assert scene.replays(another(data))
-    assert scene.written != given
+    assert scene.written != edited
 
 
 def test_answers_of_several_containers_are_kept(scene: Scene) -> None:
@@ -228,7 +228,7 @@ CHANGES = (
 def test_what_an_answer_depends_on_is_compared(
     scene: Scene, change: Callable[[dict[str, Any]], None]
 ) -> None:
-    """One change that may mean another answer, or that the launcher does not understand."""
+    """One change that may change the result, or that the launcher does not understand."""
     data = replays.recorded("docker")
     scene.remember(data)
     assert scene.replays(data)
@@ -343,12 +343,12 @@ def test_mode_and_owner_stay(scene: Scene) -> None:
 def test_the_file_of_the_engine_s_working_directory(plain: Scene) -> None:
     """Without --bundle, as runc has it."""
     data = replays.recorded("containerd")
-    given = plain.remember(data)
+    edited = plain.remember(data)
     plain.create(data)
     (plain.bundle / "config.json").write_bytes(data)
-    found = plain.bench.runtime("create", "c1", cwd=str(plain.bundle))
-    assert found.who == "lowlevel/runc"
-    assert plain.written == given
+    outcome = plain.bench.runtime("create", "c1", cwd=str(plain.bundle))
+    assert outcome.who == "lowlevel/runc"
+    assert plain.written == edited
 
 
 # How the launcher is called otherwise than before: options, variables.
@@ -362,7 +362,7 @@ CALLS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_of_another_kind_is_python_s(plain: Scene, name: str) -> None:
-    """What was kept is not for it."""
+    """The record does not apply to it."""
     options, variables = CALLS[name]
     data = replays.recorded("docker")
     plain.remember(data)
@@ -380,16 +380,16 @@ def test_another_file_than_config_json_is_python_s(plain: Scene) -> None:
     other = plain.bundle / "config.json"
     other.write_bytes(data)
     bundle = ("--bundle", str(plain.bundle))
-    found = plain.bench.runtime("create", *bundle, "--config", str(other), "c1")
-    assert found.who == "python"
+    outcome = plain.bench.runtime("create", *bundle, "--config", str(other), "c1")
+    assert outcome.who == "python"
     assert plain.written == data
 
 
 def test_only_says_that_nothing_is_kept(plain: Scene) -> None:
-    """GPURUNTIME_FAST=only makes what Python has to answer an error, and only that."""
+    """GPURUNTIME_FAST=only makes a call that needs Python an error, and no other call."""
     data = replays.recorded("docker")
-    found = plain.create(data, GPURUNTIME_FAST="only")
-    assert (found.returncode, found.who) == (1, None)
+    outcome = plain.create(data, GPURUNTIME_FAST="only")
+    assert (outcome.returncode, outcome.who) == (1, None)
     assert plain.written == data
     plain.remember(data)
     assert plain.replays(data, GPURUNTIME_FAST="only")
@@ -425,18 +425,18 @@ def test_without_a_low_level_runtime_nothing_is_changed(plain: Scene) -> None:
     data = replays.recorded("docker")
     plain.remember(data)
     shutil.rmtree(plain.bench.path("lowlevel"))
-    found = plain.create(data)
-    assert found.who == "python"
+    outcome = plain.create(data)
+    assert outcome.who == "python"
     assert plain.written == data
 
 
 def test_what_cannot_be_executed_was_given_all(plain: Scene) -> None:
     """Python, which reports it, finds a container that asks for nothing more."""
     data = replays.recorded("docker")
-    given = plain.remember(data)
-    assert given is not None
+    edited = plain.remember(data)
+    assert edited is not None
     plain.bench.path("lowlevel/runc").write_bytes(b"\x7fELF")
-    found = plain.create(data)
-    assert found.who == "python"
-    assert plain.written == given
-    assert plain.by_python(given) == given
+    outcome = plain.create(data)
+    assert outcome.who == "python"
+    assert plain.written == edited
+    assert plain.by_python(edited) == edited

@@ -17,37 +17,37 @@ if TYPE_CHECKING:
 
     from launcher.conftest import Bench
 
-# Those of that module, which skips where there is no such launcher.
+# The fixtures of that module, which skips without an aarch64 launcher.
 workshop = test_aarch64.workshop
 bench = test_aarch64.bench
 
 
 def test_it_gives_the_same_bytes(bench: Bench, tmp_path: Path) -> None:
-    """With probes of each kind, which are other calls of the kernel there."""
+    """With probes of each kind, whose system calls differ on aarch64."""
     scene = Scene.make(bench, "plain")
     scene.itself = test_aarch64.EMULATOR
     data = replays.recorded("docker")
     scene.remember(data)
     (tmp_path / "link").symlink_to("nowhere")
     os.mkfifo(tmp_path / "node0")
-    asked = {
+    arguments = {
         "place": str(tmp_path),
         "exists": f"{tmp_path}/link",
         "link": f"{tmp_path}/link",
         "names": str(tmp_path),
         "nodes": f"{tmp_path}/node*",
     }
-    parts = [*probes.read({name: [name, [of]] for name, of in asked.items()}).values()]
+    parts = [*probes.read({name: [name, [of]] for name, of in arguments.items()}).values()]
     parts.append(["variable", {"PATH": bench.environment()["PATH"]}])
     more = replay.flat_probes(parts)
     assert more is not None
     content = scene.file.read_bytes()
     start = content.index(b"\n", content.index(b"user ")) + 1
     words, names, records = replay.fields(content[start:])
-    given, known, added = replay.fields(replay.fields(records)[0])
-    record = replay.listed((given, known + more, added))
-    found = replay.listed((words, names, replay.listed((record,))))
-    scene.file.write_bytes(content[:start] + found)
+    condition, fields_before, added = replay.fields(replay.fields(records)[0])
+    record = replay.listed((condition, fields_before + more, added))
+    file = replay.listed((words, names, replay.listed((record,))))
+    scene.file.write_bytes(content[:start] + file)
     assert scene.replays(data)
     (tmp_path / "node0").unlink()
     assert not scene.replays(data)

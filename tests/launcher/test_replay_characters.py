@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Escapes in a container's config, where the launcher gives again what Python gave.
+"""Escapes in the config of a container that the launcher replays.
 
 Half a character is no text: Python refuses it, and what read it as one would write no UTF-8.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of answers as it may lie there, and bundles that cannot be written."""
+"""Damaged replay files, and bundles that cannot be written."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DATA = replays.recorded("containerd")
 
 @pytest.fixture(params=("plain", "twin"))
 def scene(request: pytest.FixtureRequest, bench: Bench) -> Scene:
-    """Return a machine on which the launcher has an answer for DATA."""
+    """Return a scene in which the launcher has a record for DATA."""
     if request.param == "twin":
         request.getfixturevalue("twin")
     made = Scene.make(bench, request.param)
@@ -141,7 +141,7 @@ SPOILED = (
 
 @pytest.mark.parametrize("spoil", SPOILED, ids=lambda spoil: spoil.__name__.lstrip("_"))
 def test_what_cannot_be_believed_is_no_answer(scene: Scene, spoil: Callable[[Path], None]) -> None:
-    """Nothing of it counts; Python is asked, and nothing hangs."""
+    """The launcher ignores the file and starts Python, and nothing hangs."""
     if spoil is _owner and os.geteuid() != 0:
         pytest.skip("only root gives files away")
     spoil(scene.file)
@@ -150,30 +150,30 @@ def test_what_cannot_be_believed_is_no_answer(scene: Scene, spoil: Callable[[Pat
 
 @pytest.mark.system("setpriv")
 def test_a_file_that_may_not_be_read_is_no_answer(scene: Scene) -> None:
-    """One of root, for an engine without root: it has secrets of containers."""
+    """The file of root is unreadable for a rootless engine: it contains secrets of containers."""
     without = ("--bounding-set", "-dac_override,-dac_read_search")
     command = [str(shutil.which("setpriv")), *without, scene.program]
     command += ["create", "--bundle", str(scene.bundle), "c1"]
-    for mode, who in ((0o600, "lowlevel/runc"), (0, "python")):
+    for mode, expected in ((0o600, "lowlevel/runc"), (0, "python")):
         scene.file.chmod(mode)
         (scene.bundle / "config.json").write_bytes(DATA)
-        found = scene.bench.start(command, env=scene.bench.environment())
-        assert found.who == who
+        outcome = scene.bench.start(command, env=scene.bench.environment())
+        assert outcome.who == expected
     assert scene.written == DATA
 
 
 def test_the_largest_file_is_read(scene: Scene) -> None:
-    """The control for the one that is too large; many other answers are before the last."""
+    """The control for a file that is too large; many other records precede the matching one."""
     head, answers = scene.file.read_bytes(), []
     start = head.index(b"user ")
     start = head.index(b"\n", start) + 1
     words, names, records = replay.fields(head[start:])
-    (found,) = replay.fields(records)
-    parts = replay.fields(found)
+    (record,) = replay.fields(records)
+    parts = replay.fields(record)
     other = replay.listed((parts[0].replace(b"uid", b"xid"), parts[1], b" " * 30_000))
     while True:
         answers.append(other)
-        content = head[:start] + replay.listed((words, names, replay.listed([*answers, found])))
+        content = head[:start] + replay.listed((words, names, replay.listed([*answers, record])))
         if len(content) > replay.MAX_BYTES:
             break
         scene.file.write_bytes(content)
@@ -185,8 +185,8 @@ def test_a_file_that_ends_early_is_no_answer_wherever_it_ends(readers: Path) -> 
     """At every byte, under the sanitisers."""
     document, doubt = bundle.parse(DATA)
     assert doubt is None
-    given = replay.conditions(document, harness.CONFIG, harness.CALLER)
-    assert given is not None
+    condition = replay.conditions(document, harness.CONFIG, harness.CALLER)
+    assert condition is not None
     probe = replay.listed((b"exists", b"/", b"1"))
     added = replay.listed(
         (b"", b"", b"", replay.listed((b'"X=1"',)), replay.listed((b'"/x"', b"{}")), b"")
@@ -194,7 +194,7 @@ def test_a_file_that_ends_early_is_no_answer_wherever_it_ends(readers: Path) -> 
     names = replay.listed(name.encode() for name in sorted(bundle.known_names()))
     words = parse.triggers(harness.CONFIG)
     assert words is not None
-    record = replay.listed((given, probe, added))
+    record = replay.listed((condition, probe, added))
     file = replay.listed((replay.listed(words), names, replay.listed((record,))))
     cut = [(b"r", DATA + b"\0" + file[:length]) for length in range(len(file))]
     lines = harness.run([*cut, (b"r", DATA + b"\0" + file)], readers)

@@ -21,12 +21,12 @@ Case = tuple[str, str, "Callable[[Path], object]", "Callable[[Path], object]"]
 
 
 def write(name: str, data: bytes = b"x") -> Callable[[Path], object]:
-    """Return what writes a file below a place."""
+    """Return a function that writes a file below a place."""
     return lambda top: (top / name).write_bytes(data)
 
 
 def link(name: str, target: str) -> Callable[[Path], object]:
-    """Return what makes a link, or another in its place."""
+    """Return a function that creates or replaces a link."""
 
     def change(top: Path) -> None:
         (top / name).unlink(missing_ok=True)
@@ -36,12 +36,12 @@ def link(name: str, target: str) -> Callable[[Path], object]:
 
 
 def remove(name: str) -> Callable[[Path], object]:
-    """Return what removes a file."""
+    """Return a function that removes a file."""
     return lambda top: (top / name).unlink()
 
 
 def make(*names: str) -> Callable[[Path], object]:
-    """Return what makes directories, the last of which may be a pipe."""
+    """Return a function that creates directories; the last may be a FIFO."""
 
     def change(top: Path) -> None:
         for name in names:
@@ -54,7 +54,7 @@ def make(*names: str) -> Callable[[Path], object]:
 
 
 def again(name: str) -> Callable[[Path], object]:
-    """Return what puts a copy in place of a file, with its times."""
+    """Return a function that replaces a file by a copy with the same times."""
 
     def change(top: Path) -> None:
         shutil.copy2(top / name, top / "copy")
@@ -64,7 +64,7 @@ def again(name: str) -> Callable[[Path], object]:
 
 
 def mode(name: str, value: int) -> Callable[[Path], object]:
-    """Return what changes the mode of a file."""
+    """Return a function that changes the mode of a file."""
     return lambda top: (top / name).chmod(value)
 
 
@@ -73,7 +73,7 @@ def nothing(_: Path) -> None:
 
 
 def both(*changes: Callable[[Path], object]) -> Callable[[Path], object]:
-    """Return what does all *changes*."""
+    """Return a function that applies all *changes*."""
 
     def change(top: Path) -> None:
         for one in changes:
@@ -84,7 +84,7 @@ def both(*changes: Callable[[Path], object]) -> Callable[[Path], object]:
 
 ODD = b"a\xff\xc3\xa9 b".decode("utf-8", "surrogateescape")
 LARGE = b"x" * 700_001
-# Operation, argument below the place, what is there, and a change that has to be seen.
+# Operation, argument below the place, initial state, and a change that must be detected.
 CASES: dict[str, Case] = {
     "place, another": ("place", "f", write("f"), again("f")),
     "place, gone": ("place", "f", write("f"), remove("f")),
@@ -140,7 +140,7 @@ UNSEEN = {"content, a directory"}
 
 @pytest.mark.parametrize("name", CASES)
 def test_both_see_the_same(name: str, tmp_path: Path, readers: Path) -> None:
-    """An answer of Python's holds for the launcher until there is another."""
+    """A result of Python holds for the launcher until it changes."""
     operation, argument, before, change = CASES[name]
     top = tmp_path / "top"
     top.mkdir()
@@ -165,22 +165,22 @@ def test_each_operation_has_a_case(operation: str) -> None:
     ("name", "value"), [("PATH", harness.CALLER.path), ("NOT_SET", None), ("PAT", None)]
 )
 def test_a_variable(name: str, value: str | None, readers: Path) -> None:
-    """Set to that, or to something else, or not at all."""
-    for answer in (value, "other", "", None, "x" * 9000):
-        fields = replay.flat_probes([["variable", {name: answer}]])
+    """Set to the expected value, to another value, or not at all."""
+    for content in (value, "other", "", None, "x" * 9000):
+        fields = replay.flat_probes([["variable", {name: content}]])
         assert fields is not None
-        assert holds(fields, readers) is (answer == value)
+        assert holds(fields, readers) is (content == value)
 
 
 def test_the_program_itself() -> None:
-    """Its version is in the head; a file of it is looked for by its path."""
+    """Its version is in the head of the file; its files are probed by path."""
     state = probes.read({"program": ["program", ["version", "discover/driver_table.py"]]})
-    found = replay.flat_probes(state.values())
-    assert found is not None
-    operation, path, answer = replay.fields(found)
+    fields = replay.flat_probes(state.values())
+    assert fields is not None
+    operation, path, stamp = replay.fields(fields)
     assert operation == b"content"
     assert probes.read({"x": ["content", [os.fsdecode(path)]]})["x"][1].popitem()[1] == [
-        int(number) for number in answer.split()
+        int(number) for number in stamp.split()
     ]
 
 
@@ -198,8 +198,8 @@ def test_what_it_does_not_know_does_not_hold(readers: Path) -> None:
         *(good + replay.listed((b"", b"", b"")), replay.listed((b"exist", b"/", b"1"))),
         *(replay.listed((b"exists", b"/")), good[:-1], good + b"x"),
     ]
-    found = harness.run([(b"p", case) for case in cases], readers)
-    assert found == [b"1", b"1", *([b"0"] * (len(cases) - 2))]
+    lines = harness.run([(b"p", case) for case in cases], readers)
+    assert lines == [b"1", b"1", *([b"0"] * (len(cases) - 2))]
 
 
 def holds(fields: bytes, readers: Path) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The role by argv[0], how Python is started, and what happens when it cannot be."""
+"""The role by argv[0], the start of Python, and the error without Python."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOOK_NAMES = [
     *("gpu-cdi-hook", "gpu-container-runtime-hook", "nvidia-cdi-hook"),
     *("nvidia-container-runtime-hook", "nvidia-container-toolkit"),
 ]
-# The constants of the build that every test here uses.
+# The constants of the build that all tests use.
 LIBRARY = "/library"
 CLI_PYTHON = "/cli/python"
 
@@ -35,8 +35,8 @@ HOOK_CODE = start_code.code(LIBRARY, "hook", CLI_PYTHON).encode()
 
 def identity(path: Path) -> bytes:
     """Return device and inode as the launcher tells them to the shim."""
-    found = path.stat()
-    return f"{found.st_dev}:{found.st_ino}".encode()
+    status = path.stat()
+    return f"{status.st_dev}:{status.st_ino}".encode()
 
 
 @pytest.mark.parametrize("name", RUNTIME_NAMES)
@@ -55,7 +55,7 @@ def test_runtime_names_start_the_shim(name: str, bench: Bench) -> None:
 
 @pytest.mark.parametrize("name", HOOK_NAMES)
 def test_hook_names_start_the_hook(name: str, bench: Bench) -> None:
-    """The arguments are handed on as they are, whatever they contain."""
+    """The arguments are passed on unchanged, whatever they contain."""
     outcome = bench.hook("update-container", "--link", "", "-c", name=name)
     python, program = bench.path("python"), bench.workshop.build("plain") / name
     assert outcome.record.arguments == [
@@ -178,8 +178,8 @@ def test_version_is_ours_and_then_the_runtimes(bench: Bench) -> None:
     runc = bench.path("lowlevel/runc")
     runc.write_text("#!/bin/sh\necho runc version 1.2.3\n")
     outcome = bench.runtime("--version")
-    said = f"gpu-container-runtime version {VERSION}\n\nrunc version 1.2.3\n"
-    assert outcome.stdout.decode() == said
+    expected = f"gpu-container-runtime version {VERSION}\n\nrunc version 1.2.3\n"
+    assert outcome.stdout.decode() == expected
     assert outcome.stderr == b""
     assert outcome.returncode == 0
 
@@ -198,7 +198,7 @@ def test_closed_output_does_not_stop_the_version(bench: Bench) -> None:
 
 
 def test_records_are_complete(bench: Bench) -> None:
-    """The control of this directory: a recorder that lies would make every test here green."""
+    """The control of this directory: with a wrong recorder every test would pass."""
     outcome = bench.start([str(bench.path("lowlevel/runc")), "a", ""], env={"A": "1"})
     assert outcome.record.arguments == [os.fsencode(bench.path("lowlevel/runc")), b"a", b""]
     assert outcome.record.environment == [b"A=1"]

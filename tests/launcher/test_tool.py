@@ -81,7 +81,7 @@ def test_all_else_is_the_command_line(
     env = bench.environment(**HOSTILE)
     outcome = bench.start([program, *words], env=env)
     if words[:1] == ("--config",):
-        # The value of an option is no command; it is not known here which options have one.
+        # The value of an option is not a command; which options take one is unknown.
         assert outcome.who == "python"
         return
     assert outcome.returncode == 0, outcome.stderr

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runtime role changes nothing: what the low-level runtime sees is what the engine gave.
+"""The runtime role is transparent: the low-level runtime sees exactly what the engine passed.
 
 Each situation is recorded twice, started directly and through us, and the records are compared:
 by the launcher alone for what it passes through, by launcher and shim for a create.
@@ -95,7 +95,7 @@ def seen(outcome: Outcome) -> dict[str, Any]:
 class Way:
     """One way through us: which launcher, and the command lines that take it.
 
-    With *own_run* what it keeps in /run is not kept on this machine.
+    With *own_run* its files in /run do not stay on this machine.
     """
 
     launcher: str
