@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark: its arithmetic, on samples that are known, and one short run of it."""
+"""The benchmark: its arithmetic, on fixed samples, and one short run."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ def test_a_quantile_lies_between_its_neighbours() -> None:
 
 
 def test_a_summary_is_not_moved_by_one_sample_far_off() -> None:
-    """Machines of tests have such."""
-    found = Summary.of([1.0, 2.0, 3.0, 4.0, 1000.0])
-    assert (found.median, found.count) == (3.0, 5)
-    assert found.low == pytest.approx(1.4)
-    assert found.high == pytest.approx(601.6)
+    """Outliers are common on test machines."""
+    summary = Summary.of([1.0, 2.0, 3.0, 4.0, 1000.0])
+    assert (summary.median, summary.count) == (3.0, 5)
+    assert summary.low == pytest.approx(1.4)
+    assert summary.high == pytest.approx(601.6)
 
 
 def test_differences_are_those_within_a_repetition() -> None:
-    """The medians differ by nothing here."""
+    """The medians are equal in this example."""
     assert over([2.0, 12.0, 22.0], [1.0, 11.0, 30.0]) == 1.0
     with pytest.raises(ValueError, match="longer"):
         over([1.0], [1.0, 2.0])
 
 
 def test_what_is_in_both_is_in_no_ratio() -> None:
-    """The hook that stands in for the kernel's own /proc/driver."""
+    """The time of the stand-in hook for /proc/driver is subtracted."""
     assert ratio([30.0, 50.0, 40.0], [20.0]) == 2.0
     assert ratio([42.0], [22.0], both=2.0) == 2.0
 
@@ -58,8 +58,8 @@ def _sample(wall: float) -> list[float]:
     return [wall, wall, 8 * 1024]
 
 
-def _found(**creates: float) -> dict[str, Any]:
-    """Return what a run leaves in which each operation takes 5 ms, but for creates by name."""
+def _results(**creates: float) -> dict[str, Any]:
+    """Return the results of a run: 5 ms for each operation, 20 ms or *creates* for a create."""
     lives = {
         case.full_name: {
             operation: [_sample(creates.get(case.full_name, 20.0) if operation == "create" else 5)]
@@ -83,24 +83,24 @@ def _found(**creates: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _missed(found: dict[str, Any]) -> set[str]:
-    return {row.what for row in targets.rows(found) if not row.is_met}
+def _missed(results: dict[str, Any]) -> set[str]:
+    return {row.what for row in targets.rows(results) if not row.is_met}
 
 
 def test_what_is_as_quick_as_runc_meets_everything() -> None:
-    """And is no quicker."""
-    assert _missed(_found()) == set()
+    """A run without any overhead."""
+    assert _missed(_results()) == set()
 
 
 def test_the_best_of_other_runtimes_is_the_one_to_beat() -> None:
-    """Each mode of another toolkit is a runtime of its own in the run."""
-    found = _found()
+    """Each mode of another toolkit is a separate runtime in the run."""
+    results = _results()
     for name, wall in (("slow", 90.0), ("quick", 39.0)):
         lives = {operation: [_sample(wall)] for operation in cases.OPERATIONS}
-        found["lives"][f"jit-cdi: {name}, 8 GPUs, all capabilities"] = lives
-    assert _missed(found) == {"… of the same by quick"}
-    found["lives"]["jit-cdi: quick, 8 GPUs, all capabilities"]["create"] = [_sample(41.0)]
-    assert _missed(found) == set()
+        results["lives"][f"jit-cdi: {name}, 8 GPUs, all capabilities"] = lives
+    assert _missed(results) == {"… of the same by quick"}
+    results["lives"]["jit-cdi: quick, 8 GPUs, all capabilities"]["create"] = [_sample(41.0)]
+    assert _missed(results) == set()
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_the_best_of_other_runtimes_is_the_one_to_beat() -> None:
 )
 def test_what_is_slower_is_missed(creates: dict[str, float], what: str) -> None:
     """One target each."""
-    assert _missed(_found(**creates)) == {what}
+    assert _missed(_results(**creates)) == {what}
 
 
 @pytest.mark.parametrize(
@@ -143,34 +143,34 @@ def test_what_is_slower_is_missed(creates: dict[str, float], what: str) -> None:
 )
 def test_what_counts_more_is_missed(name: str, value: int, what: str) -> None:
     """The budgets of the start path."""
-    found = _found()
-    found["counts"][name] = value
-    assert _missed(found) == {what}
+    results = _results()
+    results["counts"][name] = value
+    assert _missed(results) == {what}
 
 
 def test_memory_is_that_of_hooks_too() -> None:
-    """They may take more than what is in front of runc."""
-    found = _found()
-    next(iter(found["hooks"].values())).append([1.0, 1.0, 16 * 1024 + 1])
-    assert _missed(found) == {"peak memory of what is ours"}
+    """Hooks may take more memory than the runtime."""
+    results = _results()
+    next(iter(results["hooks"].values())).append([1.0, 1.0, 16 * 1024 + 1])
+    assert _missed(results) == {"peak memory of what is ours"}
 
 
 def test_the_page_has_every_target_and_every_case() -> None:
-    """The page that is there is one that this code wrote."""
-    found = _found()
-    text, there = page.page(found, "make bench"), PAGE.read_text()
-    for row in targets.rows(found):
+    """The committed page was written by this code."""
+    results = _results()
+    text, committed_page = page.page(results, "make bench"), PAGE.read_text()
+    for row in targets.rows(results):
         assert f"| {row.what} | {row.limit} | {row.measured} | met |" in text
-        assert f"\n| {row.what} | " in there
+        assert f"\n| {row.what} | " in committed_page
     for case in cases.CASES:
         assert f"\n| {case.full_name} | " in text
-        assert f"\n| {case.full_name} | " in there
+        assert f"\n| {case.full_name} | " in committed_page
     assert "| containerd is not installed here |" in text
 
 
 def test_the_chart_shows_each_case_with_its_ratio_to_runc() -> None:
-    """A reader compares bars: the longest is the slowest, and each says its ratio."""
-    text = chart.chart(_found(**{f"jit-cdi: {cases.EIGHT}": 50.0}))
+    """The longest bar is the slowest case, and each label has the ratio."""
+    text = chart.chart(_results(**{f"jit-cdi: {cases.EIGHT}": 50.0}))
     document = ET.fromstring(text)
     bars = [float(bar.get("width", "")) for bar in document.iter(f"{SVG}rect")][1:]
     labels = [label.text for label in document.iter(f"{SVG}text")][1:]
@@ -179,7 +179,7 @@ def test_the_chart_shows_each_case_with_its_ratio_to_runc() -> None:
 
 
 def test_another_runtime_is_asked_for_the_same_containers() -> None:
-    """But for what is kept between creates, which is not known of it."""
+    """Except the cold cases: the cache of another runtime is unknown."""
     others = [case for case in cases.with_others(cases.CASES, {"x": "/x"}) if case.program == "/x"]
     assert {case.full_name for case in others} >= {"jit-cdi: x, no GPU", "cdi: x, 8 GPUs"}
     assert not any(case.is_cold for case in others)
@@ -203,19 +203,19 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(TREE / "tests")}
 
 @pytest.mark.system("runc", "gcc", "make")
 def test_a_run_has_a_sample_of_each_operation_and_leaves_nothing(tmp_path: Path) -> None:
-    """Ours is installed there, and nothing of that is seen on the machine."""
+    """Our runtime is installed on the simulated host, without traces on the machine."""
     before = machine.of_machine()
     out = tmp_path / "bench.json"
     done = subprocess.run(
         _command(out), env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(out.read_text())["lives"]
-    assert list(found) == ["jit-cdi: runc", "jit-cdi: no GPU", "jit-cdi: 1 GPU"]
+    lives = json.loads(out.read_text())["lives"]
+    assert list(lives) == ["jit-cdi: runc", "jit-cdi: no GPU", "jit-cdi: 1 GPU"]
     for case in cases.JIT:
-        if case.full_name in found:
-            assert list(found[case.full_name]) == list(cases.OPERATIONS)
-            for samples in found[case.full_name].values():
+        if case.full_name in lives:
+            assert list(lives[case.full_name]) == list(cases.OPERATIONS)
+            for samples in lives[case.full_name].values():
                 assert len(samples) == case.times
                 assert all(wall > 0 and peak > 0 for wall, _, peak in samples)
     assert machine.differences(before, machine.of_machine) == []
@@ -223,7 +223,7 @@ def test_a_run_has_a_sample_of_each_operation_and_leaves_nothing(tmp_path: Path)
 
 @pytest.mark.system("runc", "gcc", "make")
 def test_nothing_is_left_of_a_run_that_is_killed(tmp_path: Path) -> None:
-    """It takes minutes: somebody will."""
+    """A run takes minutes: users interrupt it."""
     before = machine.of_machine()
     run = subprocess.Popen(_command(tmp_path / "bench.json"), env=ENVIRONMENT)
     try:
@@ -241,10 +241,10 @@ def test_nothing_is_left_of_a_run_that_is_killed(tmp_path: Path) -> None:
 
 
 def _children(pid: int) -> list[str]:
-    """Return the simulated hosts that *pid* has started."""
-    found = []
+    """Return the PIDs of the simulated hosts that *pid* has started."""
+    children = []
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         words = Path("/proc", child, "cmdline").read_bytes().split(b"\0")
         if any(word.endswith(b"simhost.py") for word in words[:2]):
-            found.append(child)
-    return found
+            children.append(child)
+    return children

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every conformance case by its name; docs/reference/conformance.md says where we deviate."""
+"""Every conformance case by its name; docs/reference/conformance.md lists the deviations."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ CASES = cases.read(CORPUS)
 @pytest.mark.conformance
 @pytest.mark.parametrize("name", CASES)
 def test_a_case_ends_as_with_the_reference(name: str) -> None:
-    """What loads, what is known, the config or file afterwards, or why it is refused."""
+    """The loaded specs, the registry, the resulting config or file, or the error."""
     cases.run(CASES[name])
 
 
 def test_the_whole_corpus_is_there() -> None:
-    """Cases that went missing would pass."""
+    """Missing cases would pass unnoticed."""
     assert len(CASES) == 527
     assert {case["op"] for case in CASES.values()} == set(cases.OPERATIONS)
 
 
 def spoiled(case: dict[str, Any]) -> dict[str, Any]:
-    """Return *case* with another expectation."""
+    """Return *case* with a wrong expectation."""
     case = copy.deepcopy(case)
     expected = case["expect"]
     if "error" in expected:
@@ -45,7 +45,7 @@ def spoiled(case: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("operation", cases.OPERATIONS)
 def test_a_wrong_expectation_fails(operation: str) -> None:
-    """The runner compares what it says it compares."""
+    """The runner compares every expectation."""
     for case in CASES.values():
         if case["op"] == operation and case["name"] not in cases.REFUSED:
             with pytest.raises((cases.DifferenceError, AttributeError, KeyError, TypeError)):
@@ -53,7 +53,7 @@ def test_a_wrong_expectation_fails(operation: str) -> None:
 
 
 def test_a_folder_of_cases_can_be_run(tmp_path: Path) -> None:
-    """As `make conformance CASES=DIR` does: the failing names, then the counts, and exit 1."""
+    """`make conformance CASES=DIR` prints the failing names, then the counts, and exits with 1."""
     good = next(iter(CASES.values()))
     (tmp_path / "good.json").write_text(json.dumps(good))
     (tmp_path / "spoiled.json").write_text(json.dumps(spoiled(good)))

@@ -86,10 +86,10 @@ class Bench(Bundle):
 
     def answer(self, done: subprocess.CompletedProcess[str], before: list[str]) -> dict[str, Any]:
         """Return the result of the function `answer`, with the stderr of hooks."""
-        found = answer(done, before)
+        result = answer(done, before)
         if self.said.exists():
-            found["error"] += self.said.read_text()
-        return found
+            result["error"] += self.said.read_text()
+        return result
 
     def again(self, **config: object) -> dict[str, Any]:
         """Start another container on the last bundle, unchanged, without our runtime."""

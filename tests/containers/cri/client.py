@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The calls of the Container Runtime Interface (version 1) that a kubelet makes for a pod.
 
-Field numbers are those of the interface; what is not said has its default.
+Field numbers are those of the interface; other fields have their defaults.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import grpc
 
 from . import wire
 
-# Of NamespaceMode, and of ContainerState.
+# A value of NamespaceMode, and one of ContainerState.
 OF_THE_NODE = 2
 EXITED = 2
 TIMEOUT_S = 30
@@ -23,7 +23,7 @@ Message = dict[int, Any]
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod that uses the node's network, below the cgroup *parent*; *logs* is a directory."""
+    """A pod in the network of the node, below the cgroup *parent*; *logs* is a directory."""
 
     name: str
     uid: str
@@ -31,7 +31,7 @@ class Pod:
     logs: str
 
     def message(self) -> Message:
-        """Return it as a PodSandboxConfig."""
+        """Return the pod as a PodSandboxConfig."""
         return {
             1: {1: self.name, 2: self.uid, 3: "default"},
             3: self.logs,
@@ -41,7 +41,7 @@ class Pod:
 
 @dataclass(frozen=True)
 class Container:
-    """A container of a pod; its log has its name."""
+    """A container of a pod; its log file has the same name."""
 
     name: str
     image: str
@@ -50,7 +50,7 @@ class Container:
     annotations: Mapping[str, str] = field(default_factory=dict)
 
     def message(self) -> Message:
-        """Return it as a ContainerConfig."""
+        """Return the container as a ContainerConfig."""
         pairs = (entry.split("=", 1) for entry in self.environment)
         return {
             1: {1: self.name},
@@ -64,13 +64,13 @@ class Container:
 
 
 class Client:
-    """A connection to an engine's socket. Calls raise grpc.RpcError."""
+    """A connection to the socket of an engine. Calls raise grpc.RpcError."""
 
     def __init__(self, socket: str) -> None:
         self.channel = grpc.insecure_channel(f"unix://{socket}")
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self.channel.close()
 
     def has_image(self, name: str) -> bool:
@@ -91,18 +91,18 @@ class Client:
         self._runtime("StartContainer", {1: container})
 
     def has_exited(self, container: str) -> bool:
-        """Return whether *container* has come to its end."""
+        """Return whether *container* has exited."""
         status = wire.decode(self._runtime("ContainerStatus", {1: container})[1][0])
         return status.get(3) == [EXITED]
 
     def execute(self, container: str, command: Sequence[str]) -> tuple[int, str, str]:
-        """Run *command* in *container*; return its status, its output and its errors."""
-        found = self._runtime("ExecSync", {1: container, 2: list(command), 3: TIMEOUT_S})
-        output, errors = (found.get(number, [b""])[0].decode() for number in (1, 2))
-        return found.get(3, [0])[0], output, errors
+        """Run *command* in *container*; return status, output and error output."""
+        response = self._runtime("ExecSync", {1: container, 2: list(command), 3: TIMEOUT_S})
+        output, errors = (response.get(number, [b""])[0].decode() for number in (1, 2))
+        return response.get(3, [0])[0], output, errors
 
     def limit(self, container: str, shares: int) -> None:
-        """Give *container* that many CPU shares, as a kubelet does to a running one."""
+        """Set the CPU shares of *container*, as a kubelet does for a running container."""
         self._runtime("UpdateContainerResources", {1: container, 2: {3: shares}})
 
     def remove(self, container: str) -> None:
@@ -111,13 +111,13 @@ class Client:
         self._runtime("RemoveContainer", {1: container})
 
     def remove_sandbox(self, sandbox: str) -> None:
-        """Stop *sandbox* with all that is in it, and remove it."""
+        """Stop *sandbox* with its containers, and remove it."""
         self._runtime("StopPodSandbox", {1: sandbox})
         self._runtime("RemovePodSandbox", {1: sandbox})
 
     def _text(self, name: str, request: Message) -> str:
-        found: bytes = self._runtime(name, request)[1][0]
-        return found.decode()
+        text: bytes = self._runtime(name, request)[1][0]
+        return text.decode()
 
     def _runtime(self, name: str, request: Message) -> dict[int, list[Any]]:
         return self._call(f"RuntimeService/{name}", request)
@@ -128,5 +128,5 @@ class Client:
             request_serializer=wire.encode,
             response_deserializer=wire.decode,
         )
-        found: dict[int, list[Any]] = method(request, timeout=TIMEOUT_S)
-        return found
+        response: dict[int, list[Any]] = method(request, timeout=TIMEOUT_S)
+        return response

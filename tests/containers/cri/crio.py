@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls that CRI-O makes, with a config.json of the shape that it writes; conmon is real.
+"""The calls of CRI-O, with a config.json as it writes it; conmon is real.
 
-No package of this distribution has CRI-O itself. It starts a conmon for each container, which
-creates the container by the runtime; CRI-O then starts it, and learns of its end by a file.
+This distribution has no package of CRI-O. CRI-O starts a conmon for each container, which creates
+the container by the runtime; CRI-O then starts it, and conmon writes its exit status to a file.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from drivers import (
 
 from . import crio_config, logs
 
-# What comes before each part of the output on the attach socket.
+# The first byte of each packet on the attach socket.
 STDOUT, STDERR = 2, 3
 PACKET = 8193
 
 
 class Crio:
-    """Pods of one container each, whose sandbox is namespaces that files hold.
+    """Pods of one container each; files pin the namespaces of their sandboxes.
 
     *plain* containers are created by *lowlevel*.
     """
@@ -49,11 +49,11 @@ class Crio:
         self.userland = image.make_root(work / "userland")
         for name in ("exits", "attach", "logs", "persist", "ns", "storage"):
             (work / name).mkdir()
-        # What hooks.d of a machine may have: here, what shows /proc/driver as a kernel would.
+        # A hook as in hooks.d: it mounts /proc/driver as a kernel driver shows it.
         self.hook = run(sys.executable, SIMHOST, "fakeproc").stdout.strip()
 
     def run(self, devices: str | None, *, plain: bool = False, more: Sequence[str] = ()) -> str:
-        """Return what the probe prints in a container that asks for *devices*."""
+        """Return the output of the probe in a container that requests *devices*."""
         self.count += 1
         name = f"{self.count:064x}"
         program = shutil.which(self.lowlevel) if plain else OURS
@@ -86,7 +86,7 @@ class Crio:
         if status != "0":
             raise FailedError(f"container: status {status}\n{log.read_text()}")
         if logs.output(log) != output:
-            raise FailedError(f"the attach socket gave this, the log is another\n{output}")
+            raise FailedError(f"the output of the attach socket differs from the log\n{output}")
         return output
 
     def _words(self) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ class Crio:
     def _monitor(
         self, program: str, name: str, bundle: Path, log: Path
     ) -> Iterator[socket.socket]:
-        """Have a conmon that has created the container, and a connection to its output."""
+        """Run a conmon that creates the container, and yield a connection to its output."""
         sync_read, sync_write = os.pipe()
         start_read, start_write = os.pipe()
         command = [
@@ -125,10 +125,10 @@ class Crio:
             os.write(start_write, b"\0")
             os.close(start_write)
             with open(sync_read) as stream:
-                answer = json.loads(stream.readline() or '{"pid": -1, "message": "no answer"}')
-            if answer["pid"] <= 0:
+                report = json.loads(stream.readline() or '{"pid": -1, "message": "no report"}')
+            if report["pid"] <= 0:
                 process.kill()
-                raise FailedError(f"conmon: {answer.get('message')}\n{process.stderr.read()}")
+                raise FailedError(f"conmon: {report.get('message')}\n{process.stderr.read()}")
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as attached:
                 attached.settimeout(DEADLINE_S)
                 attached.connect(str(self.work / "attach" / name / "attach"))
@@ -137,7 +137,7 @@ class Crio:
 
     @contextlib.contextmanager
     def _sandbox(self, name: str) -> Iterator[dict[str, Path]]:
-        """Have namespaces, held by files as the pinns program of CRI-O does it, by kind."""
+        """Create namespaces pinned by files, as pinns of CRI-O does; yield kind → file."""
         files = {kind: self.work / "ns" / f"{kind}-{name}" for kind in ("ipc", "uts", "net")}
         for file in files.values():
             file.touch()
@@ -151,7 +151,7 @@ class Crio:
 
     @contextlib.contextmanager
     def _root(self, name: str) -> Iterator[Path]:
-        """Have the image mounted as storage does it, apart from the bundle."""
+        """Mount the image as containers/storage does, outside the bundle."""
         place = self.work / "storage" / name
         for part in ("diff", "work", "merged", "userdata"):
             (place / part).mkdir(parents=True)
@@ -166,8 +166,8 @@ class Crio:
 
 
 def _read(attached: socket.socket) -> str:
-    """Return what the container prints until its end."""
-    found = {STDOUT: b"", STDERR: b""}
+    """Return the output of the container until its end."""
+    output = {STDOUT: b"", STDERR: b""}
     while packet := attached.recv(PACKET):
-        found[packet[0]] += packet[1:]
-    return found[STDOUT].decode()
+        output[packet[0]] += packet[1:]
+    return output[STDOUT].decode()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A config.json of the shape that CRI-O gives a container of a pod, with cgroupfs."""
+"""A config.json as CRI-O writes it for a container of a pod, with cgroupfs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CAPABILITIES = (
 )
 MASKED = ("/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/timer_list", "/sys/firmware")
 READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
-# Each file that CRI-O or the kubelet makes for a container or its pod, and where it is inside.
+# Files that CRI-O or the kubelet creates for a container or its pod → path in the container.
 FILES = {
     "resolv.conf": "/etc/resolv.conf",
     "hostname": "/etc/hostname",
@@ -36,9 +36,9 @@ def container(
     capability: str,
     namespaces: Mapping[str, Path],
 ) -> dict[str, Any]:
-    """Return the config of the container *name*; make the files that it mounts in *bundle*.
+    """Return the config of the container *name*; create the files that it mounts in *bundle*.
 
-    *capability* is one that the pod adds, *namespaces* are those of its sandbox.
+    *capability* is added by the pod; *namespaces* are those of its sandbox.
     """
     for file in FILES:
         (bundle / file).write_text("")
@@ -80,7 +80,7 @@ def container(
 
 
 def _mounts(bundle: Path) -> list[dict[str, Any]]:
-    kept = ["nosuid", "noexec", "nodev"]
+    flags = ["nosuid", "noexec", "nodev"]
 
     def mount(target: str, kind: str, source: object, *options: str) -> dict[str, Any]:
         return {
@@ -91,15 +91,15 @@ def _mounts(bundle: Path) -> list[dict[str, Any]]:
         }
 
     return [
-        mount("/proc", "proc", "proc", *kept),
+        mount("/proc", "proc", "proc", *flags),
         mount("/dev", "tmpfs", "tmpfs", "nosuid", "strictatime", "mode=755", "size=65536k"),
         mount(
             *("/dev/pts", "devpts", "devpts", "nosuid", "noexec", "newinstance"),
             *("ptmxmode=0666", "mode=0620", "gid=5"),
         ),
-        mount("/dev/mqueue", "mqueue", "mqueue", *kept),
-        mount("/sys", "sysfs", "sysfs", *kept, "ro"),
-        mount("/sys/fs/cgroup", "cgroup", "cgroup", *kept, "relatime", "ro"),
+        mount("/dev/mqueue", "mqueue", "mqueue", *flags),
+        mount("/sys", "sysfs", "sysfs", *flags, "ro"),
+        mount("/sys/fs/cgroup", "cgroup", "cgroup", *flags, "relatime", "ro"),
         mount("/dev/shm", "bind", bundle / "shm", "rw", "bind"),
         *(
             mount(target, "bind", bundle / file, "rw", "rbind", "rprivate", "bind")
@@ -123,7 +123,7 @@ def _rules() -> list[dict[str, Any]]:
 
 
 def _annotations(name: str, root: Path) -> dict[str, str]:
-    """Return what CRI-O reads back when it is started again."""
+    """Return the annotations that CRI-O reads again after a restart."""
     kubelet = {
         "io.kubernetes.container.hash": "3f2a",
         "io.kubernetes.container.restartCount": "0",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""containerd's CRI plugin, used as a kubelet uses it: a pod for each container, ours by handler.
+"""The CRI plugin of containerd, used like by a kubelet: one pod for each container.
 
-Its config is one that `runtime configure` has made.
+Pods name our runtime by its handler, which `runtime configure` has added to the config.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SystemdCgroup = false
 
 
 class Kubelet(Containerd):
-    """A containerd of its own, used by its CRI."""
+    """A private containerd, used through its CRI."""
 
     def __init__(self, work: Path) -> None:
         super().__init__(work)
@@ -50,7 +50,7 @@ class Kubelet(Containerd):
 
     @contextlib.contextmanager
     def started(self) -> Iterator[None]:
-        """Run containerd, with both images imported, while in the context."""
+        """Run containerd, with both images imported, within the context."""
         settings = self.work / "containerd.toml"
         settings.write_text(TEXT.format(work=self.work, socket=self.socket, pause=image.PAUSE))
         run(
@@ -64,7 +64,7 @@ class Kubelet(Containerd):
             until(lambda: self.client("version", check=False).returncode == 0)
             for archive in archives:
                 self.client("--namespace", "k8s.io", "images", "import", archive)
-            # Its CRI hears of them from the rest of it.
+            # The CRI plugin learns of the images asynchronously.
             for name in (image.NAME, image.PAUSE):
                 until(lambda name=name: self.cri.has_image(name))
             yield
@@ -72,7 +72,7 @@ class Kubelet(Containerd):
 
     @contextlib.contextmanager
     def pod(self, *, plain: bool = False) -> Iterator[tuple[Pod, str]]:
-        """Have a pod with its sandbox while in the context; *plain*: by runc."""
+        """Run a pod with its sandbox within the context; *plain*: by runc."""
         self.count += 1
         name = f"pod-{self.count}"
         directory = self.work / "logs" / name
@@ -94,12 +94,12 @@ class Kubelet(Containerd):
         command: Sequence[str] = SLEEP,
         annotations: Mapping[str, str] | None = None,
     ) -> Iterator[tuple[str, Path]]:
-        """Have a started container that asks for *devices* in a pod, by its id, and its log."""
+        """Run a container that requests *devices* in a pod; yield its id and its log."""
         self.count += 1
         pod, sandbox = inside
         name = f"look-{self.count}"
-        asked = environment(devices, more)
-        container = Container(name, image.NAME, command, asked, annotations or {})
+        variables = environment(devices, more)
+        container = Container(name, image.NAME, command, variables, annotations or {})
         identity = self.cri.create(sandbox, pod, container)
         try:
             self.cri.start(identity)
@@ -108,14 +108,14 @@ class Kubelet(Containerd):
             self.cri.remove(identity)
 
     def look(self, container: str, *command: str) -> str:
-        """Return what *command*, or the probe, prints in *container*."""
+        """Return the output of *command*, or of the probe, in *container*."""
         status, output, errors = self.cri.execute(container, command or image.LOOK)
         if status != 0:
             raise FailedError(f"exec {command}: status {status}\n{output}{errors}")
         return output
 
     def run(self, devices: str | None, *, plain: bool = False, more: Sequence[str] = ()) -> str:
-        """Return what the probe prints as the container of a pod."""
+        """Return the output of the probe as the container of a pod."""
         with (
             self.pod(plain=plain) as pod,
             self.container(pod, devices, more, command=image.LOOK) as (container, log),
@@ -124,10 +124,10 @@ class Kubelet(Containerd):
             return logs.output(log)
 
     def config(self, container: str) -> dict[str, Any]:
-        """Return the config.json of *container*, as it is by now."""
+        """Return the current config.json of *container*."""
         path = self.work / "state/io.containerd.runtime.v2.task/k8s.io" / container
-        found: dict[str, Any] = json.loads((path / "config.json").read_text())
-        return found
+        config: dict[str, Any] = json.loads((path / "config.json").read_text())
+        return config
 
 
 def remove_groups(name: str) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages on the wire; the bytes are those of the encoding's own documentation."""
+"""Messages on the wire; the bytes are from the documentation of the encoding."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hypothesis import strategies as st
     ],
 )
 def test_a_message_becomes_these_bytes(message: dict[int, object], data: str) -> None:
-    """Numbers in groups of seven bits, the rest with its length before it."""
+    """Numbers in groups of seven bits; other values are preceded by their length."""
     assert wire.encode(message).hex() == data
 
 
@@ -34,19 +34,19 @@ def test_a_message_becomes_these_bytes(message: dict[int, object], data: str) ->
     )
 )
 def test_what_is_encoded_is_decoded(message: dict[int, list[int | bytes]]) -> None:
-    """Lists keep what has its default, so all of it comes back."""
+    """Lists keep default values, so that all values are decoded."""
     assert wire.decode(wire.encode(message)) == message
 
 
 def test_fields_of_a_fixed_size_are_passed_over() -> None:
-    """The CRI has them in what is not asked for here."""
-    found = wire.decode(bytes.fromhex("0901020304050607080d01020304") + wire.encode({2: 7}))
-    assert found[2] == [7]
+    """The CRI uses them in fields that the client does not read."""
+    fields = wire.decode(bytes.fromhex("0901020304050607080d01020304") + wire.encode({2: 7}))
+    assert fields[2] == [7]
 
 
 @pytest.mark.parametrize("data", ["08", "0896", "1207746573", "0b", "0901"])
 def test_what_is_no_message_is_refused(data: str) -> None:
-    """Cut short, or of a kind that is no more in use."""
+    """Truncated, or with an obsolete wire type."""
     with pytest.raises(ValueError, match=r"ends after the message|wire type"):
         wire.decode(bytes.fromhex(data))
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Protocol Buffers on the wire, as little of it as the CRI's messages need.
+"""The subset of the Protocol Buffers encoding that the messages of the CRI need.
 
-A message is its fields by number: text, bytes, whole numbers that are not negative, messages, and
-lists of these. Fields that have their default are left out, as version 3 of the language has it.
+A message is a mapping from field numbers to text, bytes, non-negative integers, messages, and
+lists of these. Fields with their default value are omitted, as in version 3 of the language.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 VARINT, LENGTH = 0, 2
-# By the wire type: how many bytes a value has that is of no use here.
+# Wire type → size of a value that is skipped.
 FIXED = {1: 8, 5: 4}
 
 
@@ -23,9 +23,9 @@ def encode(message: Mapping[int, Any]) -> bytes:
 def decode(data: bytes) -> dict[int, list[int | bytes]]:
     """Return the values of each field in *data*; text and messages are bytes.
 
-    Raises ValueError where *data* is no message.
+    Raises ValueError if *data* is not a message.
     """
-    found: dict[int, list[int | bytes]] = {}
+    fields: dict[int, list[int | bytes]] = {}
     at = 0
     while at < len(data):
         key, at = _read_number(data, at)
@@ -43,12 +43,12 @@ def decode(data: bytes) -> dict[int, list[int | bytes]]:
             value, at = data[at : at + size], at + size
             if at > len(data):
                 raise ValueError(f"field {number} ends after the message")
-        found.setdefault(number, []).append(value)
-    return found
+        fields.setdefault(number, []).append(value)
+    return fields
 
 
 def entries(pairs: Mapping[str, str]) -> list[dict[int, str]]:
-    """Return a map of text to text as the messages that stand for it on the wire."""
+    """Return a map of text to text as the list of its messages on the wire."""
     return [{1: key, 2: value} for key, value in pairs.items()]
 
 
@@ -56,7 +56,7 @@ def _fields(number: int, value: Any) -> Iterator[bytes]:
     if isinstance(value, list):
         for each in value:
             yield from _field(number, each)
-    # A message that is there but empty is not one that is absent.
+    # An empty message differs from an absent one.
     elif value or isinstance(value, Mapping):
         yield from _field(number, value)
 
@@ -74,12 +74,12 @@ def _field(number: int, value: Any) -> Iterator[bytes]:
 
 def _number(value: int) -> bytes:
     """Return *value* in groups of seven bits, the lowest first; all but the last have bit 7."""
-    found = bytearray()
+    groups = bytearray()
     while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
+        groups.append(value & 0x7F | 0x80)
         value >>= 7
-    found.append(value)
-    return bytes(found)
+    groups.append(value)
+    return bytes(groups)
 
 
 def _read_number(data: bytes, at: int) -> tuple[int, int]:
