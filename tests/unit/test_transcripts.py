@@ -12,7 +12,7 @@ from scenarios.transcripts import ELSEWHERE, PRINTED_ELSEWHERE, SETTINGS, Transc
 
 ALL = [one for path in transcripts.pages() for one in transcripts.of_page(path)]
 # Languages of code blocks. Only `console` is a transcript; `text` is a figure or a message.
-LANGUAGES = {"console", "sh", "yaml", "toml", "json", "text"}
+LANGUAGES = {"console", "sh", "yaml", "toml", "json", "text", "Dockerfile"}
 # Page with such blocks → the test that compares them, "" for a figure.
 TEXTS = {
     "docs/concepts/architecture.md": "",
