@@ -358,8 +358,9 @@ def test_pins_of_the_installation_are_those_of_the_tests() -> None:
 @pytest.mark.system("make", "gcc", "runc", "bash")
 def test_installed_programs_work(seen: dict[str, Any]) -> None:
     """From a prefix of their own, without our virtual environment."""
-    assert seen["version"] == ["gpuruntime, version 0.1.0\n"] * 2
-    assert seen["nvidia-container-cli"].startswith("nvidia-container-cli, version 0.1.0")
+    ours = "gpuruntime, version 0.1.0\n"
+    assert seen["version"] == [ours, f"NVIDIA Container Toolkit CLI version 0.1.0\n{ours}"]
+    assert seen["nvidia-container-cli"].startswith("cli-version: 0.1.0\nlib-version: 0.1.0\n")
     assert seen["runtime version"].startswith("gpu-container-runtime version 0.1.0\n\nrunc ")
     assert 'NVIDIA_VISIBLE_DEVICES="1,3"' in seen["explain"]
     assert seen["completion"] == "generate\n"

@@ -271,7 +271,7 @@ def test_b036_library_and_module_of_two_versions(hosts: Hosts) -> None:
     assert error.startswith("initialization: ")
     assert "550.90.07" in error
     assert "550.163.01" in error
-    assert "hint: reboot, or reload the driver's modules" in error
+    assert "hint: reboot" in error
     observed(error.split("\n")[0])
 
 
@@ -766,8 +766,8 @@ def test_b094_channels_only_where_they_are_asked_for(host: ShimHost, hosts: Host
         (("create", "--bundle={bundle}", "id"), True),
         (("create", "-b", "{bundle}", "create"), True),
         (("--systemd-cgroup", "--root", "create", "create", "id", "-bundle", "{bundle}"), True),
-        (("run", "-b", "{bundle}", "id"), False),
-        (("run", "--bundle", "{bundle}", "create"), False),
+        (("run", "-b", "{bundle}", "id"), True),
+        (("run", "--bundle", "{bundle}", "create"), True),
         (("--systemd-cgroup", "state", "create"), False),
         (("--root", "create", "delete", "create"), False),
         (("exec", "--cwd", "{bundle}", "id", "create"), False),
@@ -779,7 +779,7 @@ def test_b094_channels_only_where_they_are_asked_for(host: ShimHost, hosts: Host
 def test_b105_create_and_what_looks_like_it(
     host: ShimHost, arguments: tuple[str, ...], changes: bool
 ) -> None:
-    """Only a create changes config.json; the low-level runtime has every word as it came."""
+    """Only create and run change config.json; the low-level runtime has every word as it came."""
     call = host.create(asking(ALL), arguments=arguments)
     assert (call.after != call.before) == changes
     assert call.gpus == ([0, 1, 2, 3] if changes else [])
@@ -886,7 +886,7 @@ def test_b127_variables_of_cuda_are_not_ours(host: ShimHost) -> None:
         document["process"]["capabilities"] = PRIVILEGED
         call = host.create(document)
         assert call.gpus == [1, 3]
-        assert [entry for entry in call.environment if "CUDA_" in entry] == env
+        assert [entry for entry in call.environment if entry.startswith("CUDA_")] == env
     observed("devices: /dev/nvidia1, /dev/nvidia3; CUDA_VISIBLE_DEVICES=7")
 
 
