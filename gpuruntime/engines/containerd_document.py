@@ -67,13 +67,14 @@ def is_cri_disabled(document: Mapping[str, Any]) -> bool:
 def runtime_to_copy(cri: Mapping[str, Any], entry: RuntimeEntry) -> dict[str, Any] | None:
     """Return the settings of the runtime whose options are copied to *entry*, None if none fits.
 
-    A runtime that runs the same program is *entry* under another name and is not copied.
+    A runtime that runs the same program is *entry* under another name and is not copied. A runc
+    without options has nothing to copy: with_runc() adds one.
     """
     runtimes = table_at(cri, ("containerd", "runtimes"))
     for name in candidates(look_up(cri, ("containerd", "default_runtime_name")), entry.name):
         if name in runtimes:
             table = table_at(runtimes, (name,))
-            if look_up(table, ("options", "BinaryName")) != entry.path:
+            if table != _RUNC and look_up(table, ("options", "BinaryName")) != entry.path:
                 return copy.deepcopy(table)
     return None
 

@@ -19,8 +19,11 @@ FOREIGN_GROUP = re.compile(r"/simhost-\d+(/|$)")
 
 
 def of_host(*ignored: Path) -> Snapshot:
-    """Return the state of this simulated host, without the directories *ignored*."""
-    skipped = tuple(f"{path}/" for path in ignored)
+    """Return the state of this simulated host, without the directories *ignored*.
+
+    Terminals come and go: the machine's other programs have theirs in the same /dev/pts.
+    """
+    skipped = ("/dev/pts/", *(f"{path}/" for path in ignored))
     mounts = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
     trees = ("/etc", "/run", "/dev", f"/usr/lib/{platform.machine()}-linux-gnu", "/usr/bin")
     return {

@@ -168,7 +168,7 @@ def test_control_docker_and_runc_alone_open_no_gpu(by_runc: dict[str, Any]) -> N
         (
             "none-such-spec",
             'device: no CDI spec in "/etc/cdi", "/var/run/cdi" defines',
-            "ask for",
+            "request one of",
         ),
         ("no-spec", "device: no CDI spec found in", 'run "gpuruntime cdi generate'),
         (

@@ -101,7 +101,7 @@ def test_an_unknown_key_is_a_warning_with_the_nearest_known(results: dict[str, A
         ("broken_spec_alone", "/etc/cdi/nvidia.json"),
         ("device_of_a_broken_spec", "/etc/cdi/card.json"),
         ("no_runc_anywhere", '"runc", "crun"'),
-        ("untrusted_spec", "root's alone"),
+        ("untrusted_spec", "other than root"),
         ("two_specs_of_one_kind", "/etc/cdi/other.json"),
         ("spec_names_a_missing_node", "/dev/nvidia-missing"),
         ("config_duplicate_key", '"hooks"'),

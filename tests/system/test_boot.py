@@ -176,7 +176,7 @@ def test_a_fresh_boot_has_all_nodes(host: ShimHost) -> None:
 @pytest.mark.parametrize(
     ("script", "why"),
     [
-        ("mount -t tmpfs none /sys/bus/pci/devices", "has no GPU"),
+        ("mount -t tmpfs none /sys/bus/pci/devices", "has no NVIDIA GPU"),
         ("rm -r /usr/lib/*-linux-gnu/lib*nvidia* /usr/lib/*-linux-gnu/libcuda*", "not installed"),
     ],
     ids=["no GPU", "no driver"],
