@@ -20,6 +20,8 @@ EIGHT_RATIO, ALL_RATIO, EDITS_RATIO, MANY_RATIO, COLD_RATIO = 2.2, 2.7, 1.45, 1.
 NO_HOOK_RATIO, OTHER_RATIO = 1.5, 0.5
 PEAK_MIB = 16
 LAUNCHER_SHARE, SHIM_SHARE, HOOK_SHARE = 0.02, 2.0, 1.8
+# Wall clock, of a bare Python start: all the work of the hook in a container.
+HOOK_WALL = 2.7
 A_BYTE = 6
 OTHERS = ("start", "state", "kill", "delete", "exec")
 BARE = "runc, without the stand-in"
@@ -81,6 +83,9 @@ def _creates(found: Found) -> Iterator[Row]:
     if best is not None:
         name, of_other = best
         yield _at_most(f"… of the same by {name}", of_other, OTHER_RATIO, _times)
+    hook = [sample[0] for sample in found["hooks"][f"runc, edits of {EIGHT_ALL}"]]
+    python = [sample[0] for sample in found["programs"]["python"]]
+    yield _at_most(f"hook, {EIGHT_ALL}: of a bare Python", ratio(hook, python), HOOK_WALL, _times)
     eight = create_ratio(found, EIGHT, host="cdi")
     many = create_ratio(found, MANY, host="MIG, cdi")
     what = f"create, {MANY}, cdi: of the ratio of 8 GPUs"

@@ -67,7 +67,7 @@ def _results(**creates: float) -> dict[str, Any]:
         }
         for case in cases.CASES
     }
-    names = ("hello", "state", "create, 8 GPUs", "create, 8 GPUs, all capabilities")
+    names = ("hello", "python", "state", "create, 8 GPUs", "create, 8 GPUs, all capabilities")
     edits = [case.name for case in cases.JIT if case.edits == "same"]
     floor = 1_000_000
     counts = {"floor": floor, "state": 20_000, "create, no GPU": 25_000, "hook": floor}
