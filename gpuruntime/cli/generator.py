@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from cdi import generate, names
+from cdi import generate, names, version
 from cdi.errors import CdiError
 from cdi.wire import Edits, Spec
 from gpuruntime import probes, remedies
@@ -226,6 +226,11 @@ def checked(**values: Any) -> GenerateOptions:  # noqa: ANN401 (click's values)
     )
     _check_words("hook", values["disabled_hooks"], (devices.ALL, *gpu_edits.HOOKS))
     _check_words("hook", values["enabled_hooks"], gpu_edits.HOOKS)
+    limit = values["max_spec_version"]
+    if limit and limit.removeprefix("v") not in version.KNOWN:
+        raise ArgumentError(
+            f'the CDI version "{limit}" is not known', f"use one of {', '.join(version.KNOWN)}"
+        )
     for flag in values["feature_flags"]:
         if flag not in FEATURES:
             text = f'the feature flag "{flag}" has no effect'
@@ -367,7 +372,7 @@ def _mode(mode: str) -> str:
     if mode == MANAGEMENT or mode in features.MODES:
         return mode
     if mode in _LATER:
-        raise ConfigError(f'the discovery mode "{mode}" is not there yet', 'use "--mode nvml"')
+        raise ArgumentError(f'the discovery mode "{mode}" is not there yet', 'use "--mode nvml"')
     raise ArgumentError(
         f'invalid discovery mode: "{mode}"',
         f"use {', '.join((AUTO, NVML, MANAGEMENT, *features.MODES))}",

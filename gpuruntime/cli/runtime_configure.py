@@ -197,7 +197,7 @@ class _Options:
         if self.drop_in is None or self.drop_in == SENTINEL:
             return engine_config
         if self.drop_in and engine_config.family in ("docker", "template"):
-            raise ConfigError(
+            raise ArgumentError(
                 f"{engine_config.name} does not support drop-in configs",
                 "omit --drop-in-config",
             )

@@ -67,14 +67,13 @@ def is_cri_disabled(document: Mapping[str, Any]) -> bool:
 def runtime_to_copy(cri: Mapping[str, Any], entry: RuntimeEntry) -> dict[str, Any] | None:
     """Return the settings of the runtime whose options are copied to *entry*, None if none fits.
 
-    A runtime that runs the same program is *entry* under another name and is not copied. A runc
-    without options has nothing to copy: with_runc() adds one.
+    A runtime that runs the same program is *entry* under another name and is not copied.
     """
     runtimes = table_at(cri, ("containerd", "runtimes"))
     for name in candidates(look_up(cri, ("containerd", "default_runtime_name")), entry.name):
         if name in runtimes:
             table = table_at(runtimes, (name,))
-            if table != _RUNC and look_up(table, ("options", "BinaryName")) != entry.path:
+            if look_up(table, ("options", "BinaryName")) != entry.path:
                 return copy.deepcopy(table)
     return None
 
@@ -82,9 +81,12 @@ def runtime_to_copy(cri: Mapping[str, Any], entry: RuntimeEntry) -> dict[str, An
 def _runtime(
     sources: Iterable[Mapping[str, Any]], entry: RuntimeEntry, version: int
 ) -> dict[str, Any]:
-    """Return the table of the runtime *entry*: a copy except for the program."""
+    """Return the table of the runtime *entry*: a copy except for the program.
+
+    The runc that with_runc() adds has nothing to copy.
+    """
     copies = (runtime_to_copy(cri, entry) for cri in sources)
-    copied = next((table for table in copies if table is not None), None)
+    copied = next((table for table in copies if table not in (None, _RUNC)), None)
     table = copied if copied is not None else dict(_BARE_RUNTIME)
     if not table.get("runtime_type"):
         table["runtime_type"] = RUNTIME_TYPE

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 
-from gpuruntime.errors import ConfigError
+from gpuruntime.errors import ArgumentError
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -14,10 +14,10 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 def document(program: str) -> str:
     """Return a hooks file that adds the prestart hook *program* to every container.
 
-    Raises ConfigError if *program* is not an absolute path.
+    Raises ArgumentError if *program* is not an absolute path.
     """
     if not program.startswith("/"):
-        raise ConfigError(f'the hook\'s path "{program}" is not absolute', "begin it with /")
+        raise ArgumentError(f'the hook\'s path "{program}" is not absolute', "begin it with /")
     directory = os.path.dirname(program)
     path = _PATH if directory in _PATH.split(":") else f"{_PATH}:{directory}"
     hook = {

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from gpuruntime.errors import ConfigError
+from gpuruntime.errors import ArgumentError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 # Runtimes that engines provide themselves.
@@ -28,23 +28,25 @@ class RuntimeEntry:
     has_systemd_cgroup: bool = False
 
     def check(self, *, is_absolute: bool) -> None:
-        """Raise ConfigError if the name or the path is not valid."""
+        """Raise ArgumentError if the name or the path is not valid."""
         if not _NAME.fullmatch(self.name):
-            raise ConfigError(
+            raise ArgumentError(
                 f'invalid runtime name "{self.name}"',
                 "use letters, digits, and _ . - inside",
             )
         if self.name in _RESERVED:
-            raise ConfigError(
+            raise ArgumentError(
                 f'"{self.name}" is the engine\'s own runtime', "choose another --runtime-name"
             )
         if is_absolute and not self.path.startswith("/"):
-            raise ConfigError(
+            raise ArgumentError(
                 f'the runtime\'s path "{self.path}" is not absolute',
                 "begin --runtime-path with /",
             )
         if not self.path or not self.path.isprintable() or "{{" in self.path:
-            raise ConfigError(f'the runtime\'s path "{self.path}" is not valid', "name a program")
+            raise ArgumentError(
+                f'the runtime\'s path "{self.path}" is not valid', "name a program"
+            )
 
     def annotation_patterns(self) -> list[str]:
         """Return the patterns of the annotations that containerd passes to the runtime."""

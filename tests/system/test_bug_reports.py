@@ -79,10 +79,10 @@ def generated(script: str, *options: str) -> tuple[dict[str, Any], list[str]]:
     return spec, done.stderr.splitlines()
 
 
-def refused(script: str, *options: str) -> tuple[str, str]:
-    """Return the error and the hint of *script*, which prints nothing and fails."""
+def refused(script: str, *options: str, status: int = 1) -> tuple[str, str]:
+    """Return the error and the hint of *script*, which prints nothing and fails with *status*."""
     done = on_host(script, *options)
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == status, done.stderr
     assert done.stdout == ""
     error, hint = done.stderr.splitlines()
     assert error.startswith("error: ")
@@ -367,7 +367,7 @@ def test_b049_debian_alternatives_have_links_where_programs_look(tmp_path: Path)
 
 def not_yet(mode: str) -> str:
     """Return the error for a discovery mode of a later issue."""
-    error, hint = refused(f'eval "$GENERATE --mode {mode}"', "--gpus", "1")
+    error, hint = refused(f'eval "$GENERATE --mode {mode}"', "--gpus", "1", status=2)
     assert f'"{mode}"' in error
     assert "not there yet" in error
     assert '"--mode nvml"' in hint

@@ -52,7 +52,10 @@ def generated(arguments: str = "", *options: str, prepare: str = ":") -> dict[st
 
 
 # Values that are wrong whatever the host is.
-WRONG_USAGE = "configuration: invalid |is not a vendor name|is not a class name"
+WRONG_USAGE = (
+    "configuration: invalid |is not a vendor name|is not a class name|"
+    "is not there yet|CDI version .* is not known"
+)
 
 
 def refused(arguments: str = "", *options: str, prepare: str = ":") -> str:

@@ -70,7 +70,10 @@ def engine(tmp_path: Path) -> Engine:
 
 
 # Values that are wrong whatever the host and its files are.
-WRONG_USAGE = "unrecognized|the drop-in .* is not an absolute path"
+WRONG_USAGE = (
+    "unrecognized|is not absolute|is not an absolute path|does not support drop-in configs|"
+    "invalid runtime name|own runtime"
+)
 
 
 def said(done: subprocess.CompletedProcess[str]) -> tuple[str, str]:
