@@ -24,7 +24,7 @@ from gpuruntime.plan import devices, driver_files, gpu_edits
 from gpuruntime.request import capabilities
 
 AUTO, NVML, MANAGEMENT = "auto", "nvml", "management"
-# Modes of the incumbent that are not implemented yet.
+# Modes of the incumbent that this program refuses.
 _LATER = ("csv", "wsl")
 INCUMBENTS_HOOK = "nvidia-cdi-hook"
 FEATURES = (

@@ -245,8 +245,7 @@ OPTIONS = (
         f"{_CLI}.load-kmods",
         "bool",
         default=True,
-        doc="Whether the driver is told to load its modules and to create its device nodes if a "
-        "node is missing.",
+        doc="Load the driver's modules and create its device nodes if a node is missing.",
     ),
     Option(
         f"{_CLI}.no-cgroups",

@@ -54,7 +54,7 @@ class Cgroup:
     def allow(self, devices: Sequence[Device], host: int, deadline_s: float) -> None:
         """Let *devices* be read and written there, and not be made; raise DeviceGrantError.
 
-        *host*: the mount namespace of the host, in which systemd is told, within *deadline_s*.
+        *host* is the mount namespace of the host, where systemctl runs for at most *deadline_s*.
         """
         what = ", ".join(f"{kind} {major}:{minor}" for kind, major, minor in devices)
         try:

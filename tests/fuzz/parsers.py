@@ -485,7 +485,7 @@ def log_text(data: bytes, rng: random.Random, place: Path) -> None:
 def explained_file(data: bytes, rng: random.Random, place: Path) -> None:
     """Read a file of an engine or of Kubernetes: a candidate is an OCI config, or an error."""
     del place
-    name = rng.choice((None, None, "train", "list", "map", "reserved", "cdi", "llm/main", "c"))
+    name = rng.choice((None, None, "train", "list", "map", "reserved", "cdi", "serve/main", "c"))
     image_env = rng.choice(((), (), ("A=b",)))
     try:
         candidate = explain_input.candidate("file", data, name, image_env, {"HOME": "/h"})

@@ -255,7 +255,7 @@ metadata: {{name: front}}
 ---
 apiVersion: apps/v1
 kind: Deployment
-metadata: {{name: llm}}
+metadata: {{name: serve}}
 spec:
   template:
     metadata: {{annotations: {{cdi.k8s.io/x: {CDI}}}}}
@@ -293,7 +293,7 @@ def test_a_deployment_among_other_documents() -> None:
     assert '"envFrom"' in notes
     assert "annotations of a pod" in notes
     assert '"nvidia"' in notes
-    assert env(described(PODS, "llm/init")) == []
+    assert env(described(PODS, "serve/init")) == []
 
 
 POD = {"containers": [{"name": "c", "env": [{"name": "A", "value": "b"}]}]}
