@@ -118,12 +118,16 @@ class LiveHost:
 
 
 def drivers_on_bus(host: Host, kind: str = DISPLAY_CLASS) -> dict[str, str]:
-    """Return PCI address → kernel driver ("" for none) of NVIDIA's devices of the class *kind*."""
+    """Return PCI address → kernel driver ("" for none) of NVIDIA's devices of the class *kind*.
+
+    Virtual functions are omitted, because they belong to virtual machines.
+    """
     drivers = {}
     for address in host.names(PCI_DEVICES):
         device = f"{PCI_DEVICES}/{address}"
         is_nvidia = (host.read(f"{device}/vendor") or "").strip() == VENDOR_ID
-        if is_nvidia and (host.read(f"{device}/class") or "").startswith(kind):
+        is_of_kind = (host.read(f"{device}/class") or "").startswith(kind)
+        if is_nvidia and is_of_kind and not host.exists(f"{device}/physfn"):
             drivers[address] = os.path.basename(host.link(f"{device}/driver") or "")
     return drivers
 

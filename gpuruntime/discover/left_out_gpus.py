@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
     from gpuruntime.model import Gpu
 
-_VENDOR = "0x10de"
-# The PCI base class of display controllers: 0x0300 with a monitor port, 0x0302 without.
-_DISPLAY_CLASS = "0x03"
 _DRIVER = "nvidia"
 _BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")
 _UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-f-]{36})\s*$", re.MULTILINE)
@@ -105,7 +102,8 @@ def unlisted(
                     hint=remedies.RESET_GPU,
                 )
             )
-    for bus_id, driver in kernel_drivers(sys).items():
+    host = remedies.LiveHost(sys.removesuffix("/sys"))
+    for bus_id, driver in remedies.drivers_on_bus(host).items():
         if bus_id not in listed and driver != _DRIVER:
             kept_away.append(
                 LeftOutDevice(
@@ -115,25 +113,6 @@ def unlisted(
                 )
             )
     return at_fault, kept_away
-
-
-def kernel_drivers(sys: str = "/sys") -> dict[str, str]:
-    """Return PCI address → kernel driver, "" if none, of each NVIDIA GPU on the PCI bus.
-
-    Virtual functions are omitted, because they belong to virtual machines.
-    """
-    directory = f"{sys}/bus/pci/devices"
-    drivers = {}
-    for bus_id in _names(directory):
-        device = f"{directory}/{bus_id}"
-        if (
-            _BUS_ID.match(bus_id)
-            and _read(f"{device}/vendor").strip() == _VENDOR
-            and _read(f"{device}/class").startswith(_DISPLAY_CLASS)
-            and not os.path.lexists(f"{device}/physfn")
-        ):
-            drivers[bus_id] = _link_name(f"{device}/driver")
-    return drivers
 
 
 def _of_other_driver(driver: str) -> str:
@@ -169,13 +148,6 @@ def _information(proc: str, bus_id: str) -> str:
 def _uuid(information: str) -> str:
     match = _UUID.search(information)
     return match[1] if match else ""
-
-
-def _link_name(path: str) -> str:
-    try:
-        return os.path.basename(os.readlink(path))
-    except OSError:
-        return ""
 
 
 def _names(directory: str) -> list[str]:
