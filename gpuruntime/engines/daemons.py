@@ -58,9 +58,12 @@ class _Process:
 def running(proc: str = "/proc") -> Iterator[Daemon]:
     """Return the engines' daemons in the mount namespace of this process, not in containers.
 
-    A containerd that another engine has started for itself is not included.
+    A containerd that another engine has started for itself is not included, nor is a child of a
+    daemon that has not executed its own program yet.
     """
-    processes = list(_processes(proc))
+    processes = [
+        process for process in _processes(proc) if _ENGINES.get(process.parent) != process.name
+    ]
     exec_roots = {
         *EXEC_ROOTS,
         *(_exec_root(process) for process in processes if process.name == "docker"),

@@ -447,6 +447,13 @@ def test_the_containerd_of_dockerd_is_known_by_its_parent(tmp_path: Path) -> Non
     assert [daemon.name for daemon in daemons.running(str(tmp_path))] == ["docker"]
 
 
+def test_a_child_that_has_not_executed_its_program_yet_is_not_a_daemon(tmp_path: Path) -> None:
+    """Between clone and exec it has the name and the command line of the daemon."""
+    _process(tmp_path, 1, "dockerd", ["/usr/bin/dockerd"])
+    _process(tmp_path, 2, "dockerd", ["/usr/bin/dockerd"], parent=1)
+    assert [daemon.name for daemon in daemons.running(str(tmp_path))] == ["docker"]
+
+
 @pytest.mark.parametrize("is_option", [True, False])
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
 def test_the_containerd_of_dockerd_is_known_by_the_exec_root(
