@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The root of gpu-node's command line: the table of commands, errors turned into exit codes."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from gpuruntime import __version__
+from gpuruntime.cli.lazy import LazyGroup
+from gpuruntime.errors import GpuRuntimeError
+
+# Command → (module, command in it, summary).
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "device-plugin": (
+        *("gpunode.cli.device_plugin", "device_plugin"),
+        "Offer the GPUs of this node to the kubelet.",
+    ),
+}
+
+
+@click.command(cls=LazyGroup, table=COMMANDS, epilog="")
+@click.version_option(__version__, message="%(prog)s %(version)s")
+def root() -> None:
+    """Serve the GPUs of a Kubernetes node.
+
+    "gpu-node COMMAND --help" describes a command and the variables that set its options.
+    """
+
+
+def main() -> None:
+    """Run the command line; print a GpuRuntimeError as two lines, and exit with its code."""
+    try:
+        root(prog_name="gpu-node")
+    except GpuRuntimeError as error:
+        print(f"error: {error.lines()}", file=sys.stderr)  # noqa: T201 (messages go to stderr)
+        sys.exit(error.exit_code)

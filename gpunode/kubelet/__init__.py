@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kubelet's protocols over unix sockets: servers, clients, registration."""
