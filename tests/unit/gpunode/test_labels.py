@@ -8,38 +8,13 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from unit.gpunode.nodes import T4, gpu
 
 from gpunode.labels import Machine, Sharing, Vgpu, family, node_labels, valid
-from gpunode.model import MigAttributes, NodeGpu, NodeMigDevice, NodeModel
-from gpuruntime.model import Gpu, MigDevice
+from gpunode.model import NodeGpu, NodeModel
 
 # A value as the API server checks it.
 VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?\Z")
-A100, T4 = "NVIDIA A100-SXM4-40GB", "Tesla T4"
-
-
-def gpu(index: int, name: str = A100, profiles: tuple[str, ...] | None = None) -> NodeGpu:
-    """Return a GPU; with *profiles* it has MIG enabled, and these MIG devices."""
-    migs = tuple(
-        NodeMigDevice(
-            MigDevice(
-                index=number, uuid=f"MIG-{index}-{number}", gpu_instance=number, compute_instance=0
-            ),
-            MigAttributes(profile, int(profile[0]), int(profile[0]), 4864, multiprocessors=14),
-        )
-        for number, profile in enumerate(profiles or ())
-    )
-    plain = Gpu(
-        index=index,
-        uuid=f"GPU-{index}",
-        minor=index,
-        name=name,
-        bus_id=f"0000:0{index}:00.0",
-        architecture="8.0" if name == A100 else "7.5",
-        mig_enabled=profiles is not None,
-        mig_devices=tuple(mig.device for mig in migs),
-    )
-    return NodeGpu(plain, 40960, mig_capable=name == A100, mig_devices=migs)
 
 
 def labels(*gpus: NodeGpu, **options: object) -> dict[str, str]:
