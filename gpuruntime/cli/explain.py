@@ -13,7 +13,6 @@ import click
 
 from gpuruntime.cli import (
     explain_docker,
-    explain_image,
     explain_input,
     explain_reasons,
     explain_report,
@@ -73,8 +72,16 @@ _LIKE_DOCKER = (
 )
 
 
-def _like_docker(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(_LIKE_DOCKER):
+_OF_IMAGE = (
+    click.option(
+        "--rootfs", metavar="DIR", help="Check what the image in DIR needs of the driver."
+    ),
+    click.option("--image", metavar="REF", help="Check an image that docker or podman has."),
+)
+
+
+def _with_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed((*_OF_IMAGE, *_LIKE_DOCKER)):
         command = option(command)
     return command
 
@@ -155,8 +162,7 @@ class Inputs:
 @click.option(
     "--container", metavar="NAME", help="Explain the container NAME of a FILE that has several."
 )
-@explain_image.options
-@_like_docker
+@_with_options
 @click.option(
     "--config",
     metavar="FILE",
@@ -187,6 +193,9 @@ def explain(
     inputs = Inputs(**named, options=Options(**values))
     inputs.check()
     if inputs.is_image:
+        # Its ELF reader costs more to import than all else here.
+        from gpuruntime.cli import explain_image  # noqa: PLC0415
+
         explain_image.print_report(
             inputs.rootfs,
             inputs.image,

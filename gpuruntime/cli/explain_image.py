@@ -6,12 +6,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
-
-import click
 
 from gpuruntime.cli import explain_config, explain_docker
 from gpuruntime.cli.explain_docker import Options
@@ -55,21 +53,6 @@ class ImageReport:
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     error: GpuRuntimeError | None = None
-
-
-OPTIONS = (
-    click.option(
-        "--rootfs", metavar="DIR", help="Check what the image in DIR needs of the driver."
-    ),
-    click.option("--image", metavar="REF", help="Check an image that docker or podman has."),
-)
-
-
-def options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that name an image to *command*."""
-    for option in reversed(OPTIONS):
-        command = option(command)
-    return command
 
 
 def print_report(
