@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -20,12 +21,27 @@ TREE = Path(__file__).parents[1]
 
 def make(target: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run `make` for *target*, with this interpreter."""
-    # Without the options of an outer make.
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     return subprocess.run(
-        ["make", "--no-print-directory", target, f"PYTHON={sys.executable}", *options],
-        cwd=TREE, env={**environ, **environment}, capture_output=True, text=True, check=False,
+        _command(target, *options), cwd=TREE, env={**_environment(), **environment},
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
+
+
+def start(target: str, *, stderr: IO[str]) -> subprocess.Popen[str]:
+    """Start `make` for *target* in a process group of its own, its errors to *stderr*."""
+    return subprocess.Popen(
+        _command(target), cwd=TREE, env=_environment(), stdin=subprocess.DEVNULL,
+        stdout=stderr, stderr=stderr, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def _command(target: str, *options: str) -> list[str]:
+    return ["make", "--no-print-directory", target, f"PYTHON={sys.executable}", *options]
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment without the options of an outer make."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
 
 
 def build(place: Path, **environment: str) -> Path:
