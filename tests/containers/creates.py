@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from drivers import OURS, SIMHOST, run
+from drivers import OURS, TREE, run
 from scenario import CONFIG, WORK
 from ways import Way
 
@@ -162,7 +162,8 @@ def count_questions() -> None:
     counted = WORK / library.name
     run(
         *("gcc", "-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libnvidia-ml.so.1"),
-        *("-I", SIMHOST.parent, "-o", counted, Path(__file__).with_name("counted.c"), "-ldl"),
+        *("-I", TREE / "tests" / "simhost"),
+        *("-o", counted, Path(__file__).with_name("counted.c"), "-ldl"),
     )
     library.unlink()
     shutil.copy(counted, library)

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -19,12 +20,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+sys.path.append(str(Path(__file__).parents[1] / "simhost"))
+import artefacts
+import fakeproc
 import image
 
 TREE = Path(__file__).resolve().parents[2]
 BIN = TREE / ".venv" / "bin"
 OURS = str(BIN / "gpu-container-runtime")
-SIMHOST = TREE / "tests" / "simhost" / "simhost.py"
 CAPABILITY = "CAP_MKNOD"
 # Environment variables that the user of the container sets.
 USERS = ("MINE=kept", "EMPTY=", "CUDA_MODULE_LOADING=LAZY")
@@ -82,6 +85,30 @@ def daemon(log: Path, *command: object) -> Iterator[None]:
         process.wait(DEADLINE_S)
 
 
+def proc_driver_hook() -> str:
+    """Return the path of the hook that mounts /proc/driver, as a kernel driver shows it."""
+    return str(artefacts.fakeproc_hook())
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether the process *pid* has exited, also if its parent has not waited for it."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return status.rpartition(")")[2].split()[0] == "Z"
+
+
+def answers(socket_path: Path) -> bool:
+    """Return whether a daemon listens on the socket *socket_path*."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(str(socket_path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+    return True
+
+
 def _process_names() -> Iterator[str]:
     for directory in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -127,7 +154,9 @@ class Bundle:
         out = bundle / "output"
         errors = bundle / "errors"
         with out.open("w") as stdout, errors.open("w") as stderr:
-            command = [program, "create", "--bundle", str(bundle), name]
+            pid_file = bundle / "pid"
+            command = [program, "create", "--bundle", str(bundle), "--pid-file", str(pid_file)]
+            command.append(name)
             done = subprocess.run(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -138,6 +167,9 @@ class Bundle:
             )
         if done.returncode == 0:
             run(program, "start", name)
+            pid = int(pid_file.read_text())
+            until(lambda: has_ended(pid))
+            # A start of the runtime costs more than all other polls together.
             until(lambda: self._has_stopped(program, name))
             run(program, "delete", name)
         status = done.returncode
@@ -151,11 +183,11 @@ class Bundle:
         userland = self.work / "userland"
         if not userland.exists():
             image.make_root(userland)
+            run("runc", "spec", "--bundle", self.work)
         bundle = self.work / f"bundle-{self.count}"
         shutil.copytree(userland, bundle / "rootfs", symlinks=True)
-        run("runc", "spec", "--bundle", bundle)
         path = bundle / "config.json"
-        config = json.loads(path.read_text())
+        config = json.loads((self.work / "config.json").read_text())
         process = config["process"]
         process["terminal"] = False
         process["args"] = list(image.LOOK)
@@ -166,7 +198,7 @@ class Bundle:
         if self.prestart:
             config["hooks"] = {"prestart": self.prestart}
         path.write_text(json.dumps(config))
-        run(sys.executable, SIMHOST, "fakeproc", bundle)
+        fakeproc.add(bundle)
         return bundle
 
 
@@ -177,7 +209,8 @@ class Docker:
 
     def __init__(self, work: Path) -> None:
         self.work = work
-        self.socket = f"unix://{work}/docker.sock"
+        self.listens = work / "docker.sock"
+        self.socket = f"unix://{self.listens}"
         # Further options of dockerd.
         self.options: list[str] = []
 
@@ -194,6 +227,7 @@ class Docker:
         ]
         archive = image.archive_in(self.work)
         with daemon(self.work / "dockerd.log", *command):
+            until(lambda: answers(self.listens))
             until(lambda: self.client("version", check=False).returncode == 0)
             self.client("load", "--input", archive)
             yield
@@ -235,6 +269,7 @@ class Containerd:
         )
         archive = image.archive_in(self.work)
         with daemon(self.work / "containerd.log", "containerd", "--config", settings):
+            until(lambda: answers(Path(self.socket)))
             until(lambda: self.client("version", check=False).returncode == 0)
             self.client("images", "import", archive)
             yield
@@ -270,10 +305,9 @@ class Podman:
         if not proc_driver:
             return
         # A kernel driver adds its entries to the /proc of every container.
-        fakeproc = run(sys.executable, SIMHOST, "fakeproc").stdout.strip()
         hook = {
             "version": "1.0.0",
-            "hook": {"path": fakeproc, "args": ["fakeproc"]},
+            "hook": {"path": proc_driver_hook(), "args": ["fakeproc"]},
             "when": {"always": True},
             "stages": ["createRuntime"],
         }

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from drivers import BIN, SIMHOST, Bundle, run
+from drivers import BIN, Bundle, proc_driver_hook, run
 from scenario import CONFIG, WORK, main, nothing_left, without_unified
 from ways import CAPABILITIES, MODE, REQUIREMENT
 
@@ -53,7 +53,7 @@ class Bench(Bundle):
     def __init__(self, lowlevel: str) -> None:
         super().__init__(WORK, lowlevel)
         self.prepare: Prepare = nothing
-        self.fakeproc = run(sys.executable, SIMHOST, "fakeproc").stdout.strip()
+        self.fakeproc = proc_driver_hook()
         self.said = WORK / "said"
         self.last = Path()
 

@@ -25,7 +25,18 @@ import node
 from cri.client import Pod
 from cri.crio import Crio
 from cri.kubelet import PARENT, SLEEP, Kubelet, remove_groups
-from drivers import TREE, Bundle, Docker, FailedError, Podman, daemon, environment, run, until
+from drivers import (
+    TREE,
+    Bundle,
+    Docker,
+    FailedError,
+    Podman,
+    answers,
+    daemon,
+    environment,
+    run,
+    until,
+)
 from scenario import WORK, main, without_unified
 
 STATE = WORK / "records"
@@ -54,6 +65,7 @@ class NodeDocker(Docker):
             "--storage-driver=overlay2",
         ]
         with daemon(self.work / "dockerd.log", *command):
+            until(lambda: answers(self.listens))
             until(lambda: self.client("version", check=False).returncode == 0)
             self.client("load", "--input", image.archive_in(self.work))
             yield
@@ -93,6 +105,7 @@ class NodeKubelet(Kubelet):
         if not archives[1].exists():
             image.make_archive(self.work / "image", archives[1], image.PAUSE, SLEEP)
         with daemon(self.work / "containerd.log", "containerd", "--config", node.CONTAINERD):
+            until(lambda: answers(Path(self.socket)))
             until(lambda: self.client("version", check=False).returncode == 0)
             for archive in archives:
                 self.client("--namespace", "k8s.io", "images", "import", archive)

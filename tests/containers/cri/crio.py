@@ -13,7 +13,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -22,9 +21,9 @@ from drivers import (
     CAPABILITY,
     DEADLINE_S,
     OURS,
-    SIMHOST,
     FailedError,
     environment,
+    proc_driver_hook,
     run,
     until,
 )
@@ -49,8 +48,8 @@ class Crio:
         self.userland = image.make_root(work / "userland")
         for name in ("exits", "attach", "logs", "persist", "ns", "storage"):
             (work / name).mkdir()
-        # A hook as in hooks.d: it mounts /proc/driver as a kernel driver shows it.
-        self.hook = run(sys.executable, SIMHOST, "fakeproc").stdout.strip()
+        # A hook as in hooks.d.
+        self.hook = proc_driver_hook()
 
     def run(self, devices: str | None, *, plain: bool = False, more: Sequence[str] = ()) -> str:
         """Return the output of the probe in a container that requests *devices*."""

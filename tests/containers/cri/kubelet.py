@@ -13,7 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import image
-from drivers import BIN, OURS, Containerd, FailedError, daemon, environment, run, until
+from drivers import (
+    BIN,
+    OURS,
+    Containerd,
+    FailedError,
+    answers,
+    daemon,
+    environment,
+    run,
+    until,
+)
 
 from . import logs
 from .client import Client, Container, Pod
@@ -61,6 +71,7 @@ class Kubelet(Containerd):
         archives = [image.archive_in(self.work), self.work / "pause.tar"]
         image.make_archive(self.work / "image", archives[1], image.PAUSE, SLEEP)
         with daemon(self.work / "containerd.log", "containerd", "--config", settings):
+            until(lambda: answers(Path(self.socket)))
             until(lambda: self.client("version", check=False).returncode == 0)
             for archive in archives:
                 self.client("--namespace", "k8s.io", "images", "import", archive)
