@@ -6,9 +6,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
+import forked_cli
 import pytest
 
 # Each test starts the command line, most of them several times.
@@ -20,15 +20,8 @@ OLDER_S, NEWER_S = 1_700_000_000, 1_700_000_100
 
 def run(specs: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run `gpuruntime cdi` with *arguments* where *specs* is the one spec directory."""
-    return subprocess.run(
-        [sys.executable, "-m", "gpuruntime", "cdi", *arguments],
-        env={**os.environ, "GPURUNTIME_CDI_SPEC_DIRS": str(specs)},
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=TREE,
-        timeout=60,
-    )
+    environment = {**os.environ, "GPURUNTIME_CDI_SPEC_DIRS": str(specs)}
+    return forked_cli.run("cdi", *arguments, env=environment)
 
 
 def write(path: Path, *devices: str, kind: str = "v.com/card", at_s: int = OLDER_S) -> str:

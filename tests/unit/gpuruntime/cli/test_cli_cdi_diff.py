@@ -7,10 +7,10 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import forked_cli
 import pytest
 
 from cdi import yaml_text
@@ -29,16 +29,7 @@ OTHER = {**SPEC, "devices": [{"name": "d", "containerEdits": {"env": ["A=\u00e9\
 
 def run(*arguments: str, stdin: str = "", **options: Any) -> subprocess.CompletedProcess[str]:
     """Run `gpuruntime cdi diff` with *arguments*."""
-    return subprocess.run(
-        [sys.executable, "-m", "gpuruntime", "cdi", "diff", *arguments],
-        input=stdin,
-        stdout=options.get("stdout", subprocess.PIPE),
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-        cwd=TREE,
-        timeout=60,
-    )
+    return forked_cli.run("cdi", "diff", *arguments, given=stdin, **options)
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import forked_cli
 import pytest
 from conformance import cases
 
@@ -25,15 +25,7 @@ INJECT = {
 
 def run(*arguments: str, stdin: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
     """Run `gpuruntime cdi` with *arguments*."""
-    return subprocess.run(
-        [sys.executable, "-m", "gpuruntime", "cdi", *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=TREE,
-        env={**os.environ, **environ},
-    )
+    return forked_cli.run("cdi", *arguments, given=stdin, env={**os.environ, **environ})
 
 
 def spec(kind: str, *devices: str, **members: Any) -> dict[str, Any]:

@@ -8,11 +8,10 @@ import os
 import re
 import stat
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import costs
+import forked_cli
 import pytest
 
 from cdi import yamlio
@@ -46,17 +45,7 @@ ARGUMENTS = ("--from", "/run/driver", "--to", "/host")
 
 def run(*arguments: str, stdin: bytes = b"", **options: Any) -> subprocess.CompletedProcess[str]:
     """Run `gpuruntime cdi transform root` with *arguments*."""
-    done = subprocess.run(
-        [sys.executable, "-m", "gpuruntime", "cdi", "transform", "root", *arguments],
-        input=stdin,
-        stdout=options.get("stdout", subprocess.PIPE),
-        stderr=subprocess.PIPE,
-        check=False,
-        cwd=TREE,
-        timeout=60,
-    )
-    output = (done.stdout or b"").decode()
-    return subprocess.CompletedProcess(done.args, done.returncode, output, done.stderr.decode())
+    return forked_cli.run("cdi", "transform", "root", *arguments, given=stdin, **options)
 
 
 @pytest.fixture
@@ -188,8 +177,8 @@ def check_error(ran: subprocess.CompletedProcess[str], status: int = 1) -> str:
 @pytest.mark.parametrize(("data", "category"), BAD)
 def test_what_does_not_load_is_refused(tmp_path: Path, data: bytes, category: str) -> None:
     """By the loader's rules; nothing is printed or written."""
-    with costs.at_most(5):
-        ran = run(*ARGUMENTS, "--output", str(tmp_path / "a.yaml"), stdin=data)
+    output = str(tmp_path / "a.yaml")
+    ran = run(*ARGUMENTS, "--output", output, stdin=data, processor_s=5)
     assert f"cannot use standard input: {category}: " in check_error(ran)
     assert os.listdir(tmp_path) == []
 

@@ -6,10 +6,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
-import costs
+import forked_cli
 import pytest
 
 # Each test starts the command line, most of them several times.
@@ -29,22 +28,11 @@ BAD = GOOD.replace("A=b", "A").replace("class", "c-")
 
 
 def run(
-    *arguments: str | Path, stdin: str | bytes = b"", stdout: int = subprocess.PIPE
+    *arguments: str | Path, stdin: str | bytes = b"", stdout: int | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run `gpuruntime cdi validate` with *arguments*; fail if it takes long."""
-    with costs.at_most(4):
-        done = subprocess.run(
-            [sys.executable, "-m", "gpuruntime", "cdi", "validate", *map(str, arguments)],
-            input=stdin.encode() if isinstance(stdin, str) else stdin,
-            stdout=stdout,
-            stderr=subprocess.PIPE,
-            check=False,
-            cwd=TREE,
-            timeout=60,
-        )
-    return subprocess.CompletedProcess(
-        done.args, done.returncode, (done.stdout or b"").decode(), done.stderr.decode()
-    )
+    """Run `gpuruntime cdi validate` with *arguments*; it is ended if it costs much."""
+    words = ("cdi", "validate", *arguments)
+    return forked_cli.run(*words, given=stdin, stdout=stdout, processor_s=4)
 
 
 @pytest.fixture

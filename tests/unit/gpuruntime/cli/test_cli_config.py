@@ -12,6 +12,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import forked_cli
 import pytest
 
 from gpuruntime import config
@@ -83,15 +84,8 @@ load-kmods = { a = 1 }
 
 def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run `gpuruntime config` with *arguments*."""
-    return subprocess.run(
-        [sys.executable, "-m", "gpuruntime", "config", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=TREE,
-        timeout=30,
-        env={"PATH": "/usr/bin:/bin", "XDG_CONFIG_HOME": "/nonexistent", **environment},
-    )
+    variables = {"PATH": "/usr/bin:/bin", "XDG_CONFIG_HOME": "/nonexistent", **environment}
+    return forked_cli.run("config", *arguments, env=variables)
 
 
 def said(done: subprocess.CompletedProcess[str], status: int = 1) -> str:

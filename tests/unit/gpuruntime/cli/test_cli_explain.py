@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import forked_cli
 import pytest
 
 from gpuruntime.cli import explain_docker, explain_report, explain_text
@@ -67,22 +68,9 @@ def run(
     place: Path, *arguments: str, given: bytes | int = b"", **environ: str
 ) -> subprocess.CompletedProcess[str]:
     """Run `gpuruntime explain` with *arguments* and what is *given*: bytes, or a descriptor."""
-    source: dict[str, Any] = {"stdin": given} if isinstance(given, int) else {"input": given}
-    done = subprocess.run(
-        [str(Path(sys.executable).with_name("gpuruntime")), "explain", *arguments],
-        capture_output=True,
-        check=False,
-        timeout=60,
-        cwd=place,
-        env={
-            "PATH": "/usr/bin:/bin",
-            "GPURUNTIME_CONFIG": str(place / "config.toml"),
-            **environ,
-        },
-        **source,
-    )
-    return subprocess.CompletedProcess(
-        done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
+    variables = {"PATH": "/usr/bin:/bin", "GPURUNTIME_CONFIG": str(place / "config.toml")}
+    return forked_cli.run(
+        "explain", *arguments, given=given, cwd=place, env={**variables, **environ}
     )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import driver_roots
+import forked_cli
 import image_packages
 import pytest
 from image_trees import Image, elf_file
@@ -75,17 +76,11 @@ class Place:
 
     def run(self, *arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
         """Run `gpuruntime explain`."""
-        return subprocess.run(
-            [str(PROGRAM), "explain", *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=timeout,
-            env={
-                "PATH": f"{self.path}/bin:/usr/bin:/bin",
-                "GPURUNTIME_CONFIG": f"{self.path}/config.toml",
-            },
-        )
+        environment = {
+            "PATH": f"{self.path}/bin:/usr/bin:/bin",
+            "GPURUNTIME_CONFIG": f"{self.path}/config.toml",
+        }
+        return forked_cli.run("explain", *arguments, env=environment, timeout_s=timeout)
 
     def calls(self, name: str = "docker") -> list[str]:
         """Return the words of the engine's calls."""

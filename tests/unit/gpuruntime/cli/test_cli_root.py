@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import forked_cli
 import pytest
 from click.testing import CliRunner
 
@@ -26,13 +27,7 @@ PROGRAM = Path(sys.executable).with_name("gpuruntime")
 
 def call(*words: str, **environment: str) -> tuple[int, str, str]:
     """Return status, output and errors of the command line."""
-    done = subprocess.run(
-        [PROGRAM, *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **environment},
-    )
+    done = forked_cli.run(*words, env={**os.environ, **environment})
     return done.returncode, done.stdout, done.stderr
 
 

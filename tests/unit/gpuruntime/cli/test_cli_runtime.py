@@ -12,6 +12,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import forked_cli
 import pytest
 
 # Each test starts the command line, most of them several times.
@@ -38,20 +39,22 @@ class Engine:
         self, *arguments: object, program: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run `runtime configure` with *arguments*."""
-        command = [str(program)] if program else [sys.executable, "-m", "gpuruntime"]
+        words = ("runtime", "configure", *map(str, arguments))
+        environment = {
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(self.directory),
+            "GPURUNTIME_STATE_DIRECTORY": str(self.state),
+        }
+        if program is None:
+            return forked_cli.run(*words, env=environment)
         return subprocess.run(
-            [*command, "runtime", "configure", *map(str, arguments)],
+            [str(program), *words],
             capture_output=True,
             text=True,
             check=False,
             cwd=TREE,
             timeout=60,
-            env={
-                "PATH": "/usr/bin:/bin",
-                "HOME": str(self.directory),
-                "PYTHONPATH": str(TREE),
-                "GPURUNTIME_STATE_DIRECTORY": str(self.state),
-            },
+            env={**environment, "PYTHONPATH": str(TREE)},
         )
 
     def docker(self, *arguments: object) -> subprocess.CompletedProcess[str]:

@@ -8,9 +8,9 @@ import os
 import re
 import stat
 import subprocess
-import sys
 from pathlib import Path
 
+import forked_cli
 import pytest
 
 # Each test starts the command line.
@@ -28,15 +28,10 @@ DAMAGING = re.compile(r"chmod|chown|write access|mode 0?755")
 
 def write(output: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Write SPEC to *output*; HOME and the like are of *environment*."""
-    return subprocess.run(
-        [sys.executable, "-m", "gpuruntime", "cdi", "transform", "root", "--output", str(output)],
+    return forked_cli.run(
+        *("cdi", "transform", "root", "--output", output),
+        given=json.dumps(SPEC),
         env={**os.environ, **environment},
-        input=json.dumps(SPEC),
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=TREE,
-        timeout=60,
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import forked_cli
 import pytest
 
 from gpuruntime.cli import completion, container_cli, spec_dirs
@@ -24,19 +25,17 @@ def complete(
     *words: str, program: Path = PROGRAM, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Return what the completion script of bash gets for the last of *words*."""
+    variables = {
+        **os.environ,
+        COMPLETE_VARIABLE: "bash_complete",
+        "COMP_WORDS": " ".join([program.name, *words]),
+        "COMP_CWORD": str(len(words)),
+        **environment,
+    }
+    if program == PROGRAM:
+        return forked_cli.run(env=variables)
     return subprocess.run(
-        [program],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=30,
-        env={
-            **os.environ,
-            COMPLETE_VARIABLE: "bash_complete",
-            "COMP_WORDS": " ".join([program.name, *words]),
-            "COMP_CWORD": str(len(words)),
-            **environment,
-        },
+        [program], capture_output=True, text=True, check=False, timeout=30, env=variables
     )
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked_cli
 import pytest
 from shim_host import PROGRAM, TREE, ShimHost
 
@@ -24,14 +25,7 @@ SECRET = "s3cret-of-the-environment"
 
 def info(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run the command."""
-    return subprocess.run(
-        [sys.executable, "-c", "from gpuruntime.cli.main import main; main()", "info", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env={"PATH": "/usr/bin:/bin", **environ},
-    )
+    return forked_cli.run("info", *arguments, env={"PATH": "/usr/bin:/bin", **environ})
 
 
 def test_no_secrets(tmp_path: Path) -> None:
