@@ -10,6 +10,7 @@ A tier's marker may name the programs that the test needs: `@pytest.mark.engine(
 
 from __future__ import annotations
 
+import gc
 import os
 import shlex
 import shutil
@@ -141,6 +142,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Sort the tests of a worker, long files first: short ones fill the gaps at the end."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: -TIERS.index(tier_of(item)))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Leave the modules and items of all tests out of garbage collections from here on.
+
+    Some tests collect garbage to count descriptors, and forks copy what a collection touches.
+    """
+    gc.freeze()
 
 
 def tier_of(item: pytest.Item) -> str:
