@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from shim_host import Done, ShimHost
 
 from cdi import document, yamlio
 
@@ -26,9 +29,9 @@ REAL_ROOTS = ("535", "550")
 pytestmark = pytest.mark.system
 
 
-def on_host(script: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run *script*, in which $GENERATE generates, on a simulated host with *options*."""
-    return subprocess.run(
+def on_host(script: str, *options: str) -> Done:
+    """Run *script*, in which $GENERATE generates, on a fresh simulated host with *options*."""
+    done = subprocess.run(
         [sys.executable, str(SIMHOST), "run", *options, "--", "sh", "-uc", script],
         capture_output=True,
         text=True,
@@ -37,14 +40,48 @@ def on_host(script: str, *options: str) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "GENERATE": GENERATE},
     )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+class Hosts:
+    """Simulated hosts by their options, for scripts that change nothing on them."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.running: dict[tuple[str, ...], ShimHost] = {}
+        self.stack = contextlib.ExitStack()
+
+    def run(self, script: str, *options: str) -> Done:
+        """Run *script*, in which $GENERATE generates, on the host with *options*."""
+        if options not in self.running:
+            self.running[options] = self.stack.enter_context(ShimHost(self.place, *options))
+        return self.running[options].run("sh", "-uc", script, GENERATE=GENERATE)
+
+
+HOSTS = Hosts(Path())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Have HOSTS until the last test."""
+    HOSTS.place = tmp_path_factory.mktemp("hosts")
+    with HOSTS.stack:
+        yield
+    HOSTS.running.clear()
 
 
 SUMMARY = r"[0-9]+ GPUs?, [0-9]+ MIG devices?, [0-9]+ files?; required and missing: "
 
 
+def ran(arguments: str, prepare: str, *options: str) -> Done:
+    """Generate with *arguments*: on a host of its own if *prepare* changes it."""
+    script = f'{prepare}; eval "$GENERATE {arguments}"'
+    return HOSTS.run(script, *options) if prepare == ":" else on_host(script, *options)
+
+
 def generated(arguments: str = "", *options: str, prepare: str = ":") -> dict[str, Any]:
     """Return the spec that *arguments* generate; stderr may only sum up."""
-    done = on_host(f'{prepare}; eval "$GENERATE {arguments} --format json"', *options)
+    done = ran(f"{arguments} --format json", prepare, *options)
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(f"{SUMMARY}none\n", done.stderr), done.stderr
     spec: dict[str, Any] = json.loads(done.stdout)
@@ -60,7 +97,7 @@ WRONG_USAGE = (
 
 def refused(arguments: str = "", *options: str, prepare: str = ":") -> str:
     """Return what is said where nothing can be generated: a line and a hint, exit 1 or 2."""
-    done = on_host(f'{prepare}; eval "$GENERATE {arguments}"', *options)
+    done = ran(arguments, prepare, *options)
     assert done.returncode == (2 if re.search(WRONG_USAGE, done.stderr) else 1), done.stderr
     assert done.stdout == ""
     assert re.fullmatch(r"error: [a-z]+: [ -~]+\nhint: [ -~]+\n", done.stderr), done.stderr
@@ -87,13 +124,13 @@ def golden(text: str) -> str:
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the golden file is of x86-64")
 def test_the_golden_spec() -> None:
     """Every byte: a change of the generator shows itself in review."""
-    done = on_host('eval "$GENERATE"')
+    done = HOSTS.run('eval "$GENERATE"')
     assert done.stdout == golden(done.stdout), GOLDEN
 
 
 def test_both_formats_are_the_same_document() -> None:
     """Whichever format an operator chooses, the containers are the same."""
-    done = on_host('eval "$GENERATE --format json"; echo ,; eval "$GENERATE --format yaml"')
+    done = HOSTS.run('eval "$GENERATE --format json"; echo ,; eval "$GENERATE --format yaml"')
     as_json, _, as_yaml = done.stdout.partition("\n,\n")
     assert document.check(json.loads(as_json)) == document.check(yamlio.decode(as_yaml))
     assert list(json.loads(as_json)) == ["cdiVersion", "kind", "devices", "containerEdits"]
@@ -269,7 +306,7 @@ def test_an_output_that_cannot_be_written_is_named(prepare: str, output: str) ->
 
 def test_standard_output_that_cannot_be_written_is_an_error() -> None:
     """A pipeline must not take half a spec for a whole one."""
-    done = on_host('eval "$GENERATE > /dev/full"')
+    done = HOSTS.run('eval "$GENERATE > /dev/full"')
     assert done.returncode == 1
     assert re.fullmatch(r"error: [ -~]+\nhint: [ -~]+\n", done.stderr), done.stderr
 
@@ -413,7 +450,7 @@ def test_device_ids_and_names() -> None:
 
 def test_the_device_none_is_the_driver_alone() -> None:
     """For containers that only ask NVML, or that have their nodes from elsewhere."""
-    done = on_host('eval "$GENERATE --device-id none --format json"')
+    done = HOSTS.run('eval "$GENERATE --device-id none --format json"')
     assert 'with the device "none" there is no device "all"' in done.stderr
     spec = json.loads(done.stdout)
     assert names(spec) == ["none"]
@@ -494,7 +531,7 @@ def test_features_have_modes_of_their_own(mode: str, nodes: list[str]) -> None:
 def test_channels_of_imex_are_devices_by_number() -> None:
     """Each by itself, for each is another domain's."""
     options = ("--feature", "imex")
-    every = on_host('eval "$GENERATE --mode imex --format json"', *options)
+    every = HOSTS.run('eval "$GENERATE --mode imex --format json"', *options)
     spec = json.loads(every.stdout)
     assert spec["kind"] == "nvidia.com/imex-channel"
     assert names(spec) == ["0", "10", "2"]
@@ -502,7 +539,7 @@ def test_channels_of_imex_are_devices_by_number() -> None:
     assert spec["devices"][1]["containerEdits"] == {
         "deviceNodes": [{"path": path, "permissions": "rw"}]
     }
-    some = on_host('eval "$GENERATE --mode imex --device-id channel2,2 --format json"', *options)
+    some = HOSTS.run('eval "$GENERATE --mode imex --device-id channel2,2 --format json"', *options)
     assert names(json.loads(some.stdout)) == ["2"]
     for name, told in (
         ("1", f'IMEX channel 1 not found at "{path[:-2]}1"'),
