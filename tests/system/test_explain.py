@@ -42,9 +42,14 @@ def tree():
                 found[path] = [status.st_ino, status.st_size, status.st_mtime_ns]
     return found
 
+def explain(*words):
+    return forked_cli.run("explain", *words, "--bundle", "/run/explained/bundle")
+
 work = pathlib.Path("/run/explained")
 (work / "bundle").mkdir(parents=True)
-gpuruntime, runtime = sys.argv[1:]
+tests, gpuruntime, runtime = sys.argv[1:]
+sys.path.append(tests)
+import forked_cli
 os.makedirs("/run/specs")
 run(gpuruntime, "cdi", "generate", "--output", "/run/specs/nvidia.json", check=True)
 pathlib.Path("/run/specs/broken.json").write_text("{")
@@ -64,8 +69,8 @@ for text, toml, is_told in json.load(sys.stdin):
     config.write_bytes(data)
     (work / "started").unlink(missing_ok=True)
     before = tree()
-    told = run(gpuruntime, "explain", "--json", "--bundle", "/run/explained/bundle")
-    said = run(gpuruntime, "explain", "--bundle", "/run/explained/bundle") if is_told else None
+    told = explain("--json")
+    said = explain() if is_told else None
     after = tree()
     made = run(runtime, "create", "--bundle", "/run/explained/bundle", "id", cwd=work)
     results.append({
@@ -224,7 +229,8 @@ def results() -> dict[str, dict[str, Any]]:
         (given if isinstance(given, str) else json.dumps(given), toml, name in TOLD)
         for name, given, toml in CASES
     ]
-    told = on_host(sys.executable, "-c", PROGRAM, *PROGRAMS, given=json.dumps(cases))
+    words = (str(TREE / "tests"), *PROGRAMS)
+    told = on_host(sys.executable, "-c", PROGRAM, *words, given=json.dumps(cases))
     found = json.loads(told)
     assert len(found) == len(CASES) == len({name for name, _, _ in CASES})
     return {name: one for (name, _, _), one in zip(CASES, found, strict=True)}
