@@ -14,7 +14,7 @@ import re
 import shutil
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +240,10 @@ class Node:
             "podman run --runtime nvidia": lambda: self.by_podman("nvidia"),
         }
 
+    def repeated(self, names: Collection[str]) -> dict[str, Way]:
+        """Return those of the incumbent's ways that *names* contains."""
+        return {name: way for name, way in self.incumbent_ways().items() if name in names}
+
     def our_ways(self) -> dict[str, Way]:
         """Return the ways by our own names, for engines that are configured for them."""
         docker, kubelet = self.docker, self.kubelet
@@ -316,8 +320,12 @@ def call(program: str, *words: str, check: bool = True) -> dict[str, Any]:
     return {"status": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
 
 
-def story() -> dict[str, Any]:
-    """Switch from the incumbent to us, also by our own names, and back."""
+def story(*again: str) -> dict[str, Any]:
+    """Switch from the incumbent to us, also by our own names, and back.
+
+    *again*: the ways of the incumbent that are repeated beside our own names and after the switch
+    back.
+    """
     without_unified()
     # The variables of an outer make must not reach the commands of the page.
     for name in [name for name in os.environ if name.startswith("MAKE")]:
@@ -344,13 +352,13 @@ def story() -> dict[str, Any]:
     results["page"]["Our own names"] = follow("Our own names beside them")
     call("gpuruntime", *VERSION_3)
     with test_node.running():
-        test_node.step("by our names", {**test_node.our_ways(), **test_node.incumbent_ways()})
+        test_node.step("by our names", {**test_node.our_ways(), **test_node.repeated(again)})
     call("gpuruntime", *VERSION_3, "--undo")
     results["page"]["Switch back"] = follow("Switch back")
     results["records left"] = STATE.exists()
     node.put_stand_ins(CALLS)
     with test_node.running():
-        test_node.step("switched back", test_node.incumbent_ways())
+        test_node.step("switched back", test_node.repeated(again))
     results["left"] = difference(before, node.tree("/usr", "/etc"))
     return {
         **results,
