@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -22,6 +23,7 @@ def _rows() -> list[list[str]]:
     return [line.split(" | ") for line in lines]
 
 
+@functools.cache
 def _of_the_doctor() -> list[tuple[str, str]]:
     """Return the reports in the doctor's table, each with its line."""
     (table,) = (
