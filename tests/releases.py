@@ -6,17 +6,33 @@ They are the wheel, the source, the bundle and the Debian packages.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 import pytest
 
 TREE = Path(__file__).parents[1]
+
+
+# Of the environment of a build: what must not show in the files.
+FOREIGN = {"TZ": "Asia/Tokyo", "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "5"}
+
+
+@contextlib.contextmanager
+def foreign_mask() -> Iterator[None]:
+    """Have another mask for the modes of new files within the context."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def make(target: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
