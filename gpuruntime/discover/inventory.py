@@ -46,14 +46,20 @@ def discover(  # noqa: PLR0913 (options, given by name)
     environment: bool = True,
     deadline_s: float = nvml.DEADLINE_S,
     on_own_limits: Callable[[], object] = bool,
+    query: Callable[[str, float], nvml.Answer] = nvml.query,
+    proc: str = "/proc",
+    sys: str = "/sys",
 ) -> Inventory:
     """Read the machine below *driver_root* and *dev_root*.
 
     With *management*, the inventory lists no GPUs, but the nodes of all of them. If not *strict*,
     GPUs and control nodes may be missing. With *environment*, its variables name further
     directories of files. *on_own_limits* is called if a GPU is left out that another process may
-    get. Raises DriverError if the driver does not respond within *deadline_s*, DiscoveryError if
-    files or nodes are missing, ConfigError on a machine of another kind.
+    get. *query* returns the answer of the NVML at a path within a time: a process that has loaded
+    NVML asks it there. *proc* and *sys* are the directories of the kernel's files.
+
+    Raises DriverError if the driver does not respond within *deadline_s*, DiscoveryError if files
+    or nodes are missing, ConfigError on a machine of another kind.
     """
     root = user_space.DriverRoot(driver_root)
     with _dev_roots(dev_root) as (dev, host):
@@ -63,7 +69,7 @@ def discover(  # noqa: PLR0913 (options, given by name)
         except DriverError:
             platform.refuse_tegra(root)
             raise
-        response = nvml.query(library, deadline_s)
+        response = query(library, deadline_s)
         if not response.is_shared:
             on_own_limits()
         platform.refuse_integrated(response.gpus)
@@ -83,9 +89,9 @@ def discover(  # noqa: PLR0913 (options, given by name)
                 cuda_version=response.cuda_version,
                 problems=response.problems,
             )
-        gpus, without_nodes = device_nodes.gpu_nodes(response.gpus, dev, strict=strict)
-        failed = left_out_gpus.completed(response.left_out, response.gpus)
-        at_fault, kept_away = _unlisted(response.gpus, failed, dev)
+        gpus, without_nodes = device_nodes.gpu_nodes(response.gpus, dev, strict=strict, proc=proc)
+        failed = left_out_gpus.completed(response.left_out, response.gpus, proc=proc)
+        at_fault, kept_away = _unlisted(response.gpus, failed, dev, proc, sys)
         left_out = (*failed, *without_nodes, *at_fault, *kept_away)
         problems = (
             *response.problems,
@@ -148,7 +154,11 @@ def _dev_roots(dev_root: str) -> Iterator[tuple[device_nodes.DevRoot, device_nod
 
 
 def _unlisted(
-    gpus: Sequence[Gpu], failed: Sequence[LeftOutDevice], dev: device_nodes.DevRoot
+    gpus: Sequence[Gpu],
+    failed: Sequence[LeftOutDevice],
+    dev: device_nodes.DevRoot,
+    proc: str,
+    sys: str,
 ) -> tuple[list[LeftOutDevice], list[LeftOutDevice]]:
     """Return the GPUs that NVML does not list: those at fault, then those kept from the driver.
 
@@ -158,7 +168,9 @@ def _unlisted(
         *(gpu.bus_id for gpu in gpus),
         *(device.bus_id for device in failed if ":" not in device.name),
     ]
-    return left_out_gpus.unlisted(bus_ids, dev.exists) if all(bus_ids) else ([], [])
+    if not all(bus_ids):
+        return [], []
+    return left_out_gpus.unlisted(bus_ids, dev.exists, proc=proc, sys=sys)
 
 
 def _without_mig_devices(gpus: Sequence[GpuNodes]) -> list[str]:

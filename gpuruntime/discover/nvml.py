@@ -8,16 +8,16 @@ abandoned. The child is forked, which costs less than to start another interpret
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import os
-import re
 import signal
 import time
 from typing import Any
 
 from gpuruntime import child_process, remedies
+from gpuruntime.discover import nvml_calls
+from gpuruntime.discover.driver_errors import AbsentDriverError, MismatchedDriverError
 from gpuruntime.errors import DriverError, escape
 from gpuruntime.formats.driver_version import of_module_text, of_name
 from gpuruntime.model import Gpu, LeftOutDevice, MigDevice
@@ -32,31 +32,6 @@ _WATCHED_PART = 0.25
 # The interval at which the process is observed in that time.
 _LOOK_S = 0.05
 _ANSWER_BYTES = 8 << 20
-
-# The values of nvmlReturn_t that are handled here.
-_INVALID_ARGUMENT, _NOT_SUPPORTED, _NOT_FOUND = 2, 3, 6
-_FUNCTION_NOT_FOUND = 13
-_DRIVER_NOT_LOADED, _DRIVER_MISMATCH = 9, 18
-# Errors for a process that is not allowed to open a node, load a library or allocate memory:
-# another process, under other limits, may succeed. In order: no permission, library not found,
-# operating system, memory, insufficient resources, unknown.
-_OF_THIS_PROCESS = frozenset({4, 12, 17, 20, 23, 999})
-# Errors for a query that this version of NVML, or this GPU, does not support.
-_NOT_HERE = (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND)
-_NO_SUCH_MIG = (_NOT_FOUND, _INVALID_ARGUMENT)
-
-# nvmlBrandType_t, in order, as requirements spell it.
-_BRANDS = (
-    *("unknown", "quadro", "tesla", "nvs", "grid", "geforce", "titan"),
-    *("nvidiavapps", "nvidiavpc", "nvidiavcs", "nvidiavws", "nvidiacloudgaming"),
-    *("quadrortx", "nvidiartx", "nvidia", "geforcertx", "titanrtx"),
-)
-# NVML documents at most 96 bytes for a name or a UUID.
-_TEXT_BYTES = 4096
-_BUS_ID = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\Z", re.IGNORECASE)
-# The most MIG devices of a GPU, for an NVML that does not report the number.
-_MAX_MIG_DEVICES = 7
-_UUID = re.compile(r"[!-~]{1,200}\Z")
 
 
 class NoAnswerError(DriverError):
@@ -126,7 +101,12 @@ def query(library: str, deadline_s: float = DEADLINE_S, *, proc: str = "/proc") 
             remedies.CHECK_NVIDIA_SMI,
         ) from None
     if "error" in response:
-        raise _failure(library, response["error"], response.get("code"), proc)
+        raise failure(library, response["error"], response.get("code"), proc)
+    return answer_of(response)
+
+
+def answer_of(response: dict[str, Any]) -> Answer:
+    """Return the answer that `nvml_calls.describe` returned as *response*."""
     gpus = tuple(
         Gpu(**{**gpu, "mig_devices": tuple(MigDevice(**mig) for mig in gpu["mig_devices"])})
         for gpu in response["gpus"]
@@ -190,21 +170,25 @@ def _how(status: int | None) -> str:
     return f"status {status}" if status >= 0 else f"signal {-status}"
 
 
-def _failure(library: str, text: str, code: int | None, proc: str) -> DriverError:
+def failure(library: str, text: str, code: int | None, proc: str = "/proc") -> DriverError:
+    """Return the error for the user where NVML of *library* failed with *code*.
+
+    *text* is NVML's description. *code* is None if the library could not be loaded.
+    """
     message = f'NVML of "{library}": {text}'
     host = remedies.LiveHost(proc.removesuffix("/proc"))
-    if code is None or code in _OF_THIS_PROCESS:
+    if code is None or code in nvml_calls.OF_THIS_PROCESS:
         return NoAnswerError(message, remedies.CHECK_NVIDIA_SMI)
-    if code == _DRIVER_MISMATCH:
+    if code == nvml_calls.DRIVER_MISMATCH:
         versions = of_name(os.path.realpath(library)), module_version(proc)
         installed, loaded = (version or "of unknown version" for version in versions)
-        return DriverError(
+        return MismatchedDriverError(
             f"{message}: the library is {installed}, the loaded kernel module {loaded}",
             remedies.version_mismatch(host, loaded, installed),
         )
-    if code == _DRIVER_NOT_LOADED and module_version(proc) is None:
+    if code == nvml_calls.DRIVER_NOT_LOADED and module_version(proc) is None:
         why, action = remedies.unloaded_module(host)
-        return DriverError(f"{message}: {why}", action)
+        return AbsentDriverError(f"{message}: {why}", action)
     return DriverError(message, remedies.CHECK_NVIDIA_SMI)
 
 
@@ -216,127 +200,6 @@ def module_version(proc: str = "/proc") -> str | None:
     except OSError:
         return None
     return of_module_text(first) or None
-
-
-# The code from here on runs in the child.
-
-# pynvml calls one version of each function. Of these functions, an older NVML has only an older
-# version with the same arguments: the symbols to look for, newest first. pynvml initialises NVML
-# without flags, as nvmlInit_v2 does.
-_SYMBOLS = {
-    "nvmlInitWithFlags": ("nvmlInit_v2", "nvmlInit"),
-    "nvmlDeviceGetCount_v2": ("nvmlDeviceGetCount_v2", "nvmlDeviceGetCount"),
-    "nvmlDeviceGetHandleByIndex_v2": (
-        "nvmlDeviceGetHandleByIndex_v2",
-        "nvmlDeviceGetHandleByIndex",
-    ),
-    "nvmlDeviceGetPciInfo_v3": (
-        "nvmlDeviceGetPciInfo_v3",
-        "nvmlDeviceGetPciInfo_v2",
-        "nvmlDeviceGetPciInfo",
-    ),
-    "nvmlSystemGetCudaDriverVersion_v2": (
-        "nvmlSystemGetCudaDriverVersion_v2",
-        "nvmlSystemGetCudaDriverVersion",
-    ),
-}
-
-
-class _NvmlError(Exception):
-    """NVML returned the error *code*, which it describes as *text*."""
-
-    def __init__(self, code: int, text: str) -> None:
-        super().__init__(text)
-        self.code = code
-
-
-class _Library(ctypes.CDLL):
-    """A loaded NVML, in which any function may be missing."""
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (a function of ctypes)
-        """Return the newest version of the function *name*; raise _NvmlError without one."""
-        symbols = _SYMBOLS.get(name, (name,))
-        for symbol in symbols:
-            try:
-                return super().__getattr__(symbol)
-            except AttributeError:
-                continue
-        # Not an AttributeError, from which pynvml makes an error that does not name the function.
-        raise _NvmlError(_FUNCTION_NOT_FOUND, f"this NVML has no {symbols[-1]}")
-
-
-class _Nvml:
-    """The NVML at *path*, called through pynvml; errors are _NvmlError."""
-
-    def __init__(self, path: str) -> None:
-        """Load the library; raise OSError."""
-        import pynvml  # noqa: PLC0415 (large: only the child imports it)
-
-        # pynvml would load the first libnvidia-ml.so.1 on the loader's path.
-        pynvml.nvmlLib = _Library(path)
-        # The sizes of pynvml's buffers; a driver may have longer names than NVML documents.
-        pynvml.NVML_DEVICE_NAME_V2_BUFFER_SIZE = _TEXT_BYTES
-        pynvml.NVML_DEVICE_UUID_V2_BUFFER_SIZE = _TEXT_BYTES
-        self._pynvml = pynvml
-
-    def ask(self, name: str, *arguments: object) -> Any:  # noqa: ANN401 (what pynvml returns)
-        """Return what the function *name* of pynvml returns; raise _NvmlError."""
-        try:
-            return getattr(self._pynvml, name)(*arguments)
-        except self._pynvml.NVMLError as error:
-            raise _NvmlError(error.value, self._describe(error.value)) from None
-
-    def text(self, name: str, *arguments: object) -> str:
-        """Return the text that the function *name* returns; raise _NvmlError."""
-        try:
-            text: str = self.ask(name, *arguments)
-        except UnicodeDecodeError as error:
-            text = error.object.decode("utf-8", "surrogateescape")
-        return text
-
-    def bus_id(self, device: object) -> str:
-        """Return the PCI address of *device* as sysfs spells it, "" if NVML does not know it."""
-        info = _optional(self.ask, "nvmlDeviceGetPciInfo_v3", device)
-        # An old NVML fills only the first of the two fields, with a domain of 4 digits.
-        for field in ("busId", "busIdLegacy") if info else ():
-            try:
-                match = _BUS_ID.match(getattr(info, field))
-            except UnicodeDecodeError:
-                continue
-            if match:
-                return f"{int(match[1], 16):04x}:{match[2].lower()}"
-        return ""
-
-    def _describe(self, code: int) -> str:
-        """Return the library's own description of *code*, which differs between versions."""
-        try:
-            return escape(self.text("nvmlErrorString", code) or "")
-        except _NvmlError:
-            return f"code {code}"
-
-
-class _Problems:
-    """The devices left out and why, and whether another process would leave out the same."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.left_out: list[dict[str, str]] = []
-        self.is_shared = True
-
-    def leave_out(self, name: str, error: _NvmlError, bus_id: str = "") -> None:
-        """Note that the GPU or MIG device *name* is left out because of *error*."""
-        hint = remedies.CHECK_NVIDIA_SMI if error.code in _OF_THIS_PROCESS else remedies.RESET_GPU
-        device = {"name": name, "bus_id": bus_id, "reason": str(error), "hint": hint}
-        self.left_out.append(device)
-        self._note(str(LeftOutDevice(**device)), error)
-
-    def leave_out_mig_devices(self, gpu: int, error: _NvmlError) -> None:
-        """Note that all MIG devices of *gpu* are left out because of *error*."""
-        self._note(f"the MIG devices of GPU {gpu} are left out: {error}", error)
-
-    def _note(self, text: str, error: _NvmlError) -> None:
-        self.texts.append(text)
-        self.is_shared = self.is_shared and error.code not in _OF_THIS_PROCESS
 
 
 def _be_child(writer: int, library: str, deadline_s: float, proc: str) -> int:
@@ -359,8 +222,10 @@ def _be_child(writer: int, library: str, deadline_s: float, proc: str) -> int:
     os.environ.clear()
     os.environ.update({"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"})
     try:
-        response = _ask(library, proc)
-    except _NvmlError as error:
+        library_calls = nvml_calls.Nvml(library)
+        library_calls.ask("nvmlInit")
+        response = nvml_calls.describe(library_calls, proc)
+    except nvml_calls.NvmlError as error:
         response = {"error": str(error), "code": error.code}
     except (OSError, ImportError) as error:
         # An error of the loader, which may lack memory or descriptors, not of NVML.
@@ -369,148 +234,3 @@ def _be_child(writer: int, library: str, deadline_s: float, proc: str) -> int:
     while view:
         view = view[os.write(3, view) :]
     return 0
-
-
-def _ask(library: str, proc: str) -> dict[str, Any]:
-    nvml = _Nvml(library)
-    nvml.ask("nvmlInit")
-    gpus: list[dict[str, Any]] = []
-    problems = _Problems()
-    for index in range(nvml.ask("nvmlDeviceGetCount")):
-        try:
-            gpus.append(_gpu(nvml, index, proc, problems))
-        except _NvmlError as error:
-            # A GPU that has fallen off the bus does not affect the others.
-            problems.leave_out(str(index), error, _bus_id_of_failed(nvml, index))
-    return {
-        "driver_version": _unless_error(nvml.text, "nvmlSystemGetDriverVersion") or None,
-        "cuda_version": _cuda_version(nvml),
-        "gpus": gpus,
-        "problems": problems.texts,
-        "left_out": problems.left_out,
-        "is_shared": problems.is_shared,
-    }
-
-
-def _bus_id_of_failed(nvml: _Nvml, index: int) -> str:
-    """Return the PCI address of a GPU that failed, "" if NVML does not return it."""
-    device = _unless_error(nvml.ask, "nvmlDeviceGetHandleByIndex", index)
-    return "" if device is None else _unless_error(nvml.bus_id, device) or ""
-
-
-def _cuda_version(nvml: _Nvml) -> str:
-    """Return the newest version of CUDA that the driver runs, "" if NVML does not tell."""
-    number = _unless_error(nvml.ask, "nvmlSystemGetCudaDriverVersion_v2")
-    return f"{number // 1000}.{number % 1000 // 10}" if number else ""
-
-
-def _gpu(nvml: _Nvml, index: int, proc: str, problems: _Problems) -> dict[str, Any]:
-    """Return what there is to know of one GPU; raise _NvmlError if it cannot be used."""
-    device = nvml.ask("nvmlDeviceGetHandleByIndex", index)
-    uuid = _uuid(nvml, device, f"GPU {index}", problems)
-    bus_id = nvml.bus_id(device)
-    gpu: dict[str, Any] = {
-        "index": index,
-        "uuid": uuid,
-        "minor": _minor(nvml, device, bus_id, proc),
-        "name": _optional(nvml.text, "nvmlDeviceGetName", device) or "",
-        "bus_id": bus_id,
-        "architecture": _architecture(nvml, device),
-        "brand": _brand(nvml, device),
-        "mig_enabled": False,
-        "mig_devices": [],
-    }
-    mode = _optional(nvml.ask, "nvmlDeviceGetMigMode", device)
-    if mode and mode[0]:
-        gpu["mig_enabled"] = True
-        gpu["mig_devices"] = _mig_devices(nvml, device, index, problems)
-    return gpu
-
-
-def _mig_devices(
-    nvml: _Nvml, device: object, gpu: int, problems: _Problems
-) -> list[dict[str, Any]]:
-    mig_devices = []
-    count = _optional(nvml.ask, "nvmlDeviceGetMaxMigDeviceCount", device)
-    for index in range(_MAX_MIG_DEVICES if count is None else count):
-        name = f"{gpu}:{index}"
-        try:
-            mig = nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", device, index)
-        except _NvmlError as error:
-            if error.code in _NOT_HERE:
-                problems.leave_out_mig_devices(gpu, error)
-                break
-            if error.code not in _NO_SUCH_MIG:
-                problems.leave_out(name, error)
-            continue
-        try:
-            mig_devices.append(
-                {
-                    "index": index,
-                    "uuid": _uuid(nvml, mig, f"MIG device {name}", problems),
-                    "gpu_instance": nvml.ask("nvmlDeviceGetGpuInstanceId", mig),
-                    "compute_instance": nvml.ask("nvmlDeviceGetComputeInstanceId", mig),
-                }
-            )
-        except _NvmlError as error:
-            problems.leave_out(name, error)
-    return mig_devices
-
-
-def _optional(ask: Any, *arguments: object) -> Any:  # noqa: ANN401 (what *ask* returns)
-    """Return what *ask* returns, None if NVML does not support it; raise _NvmlError."""
-    try:
-        return ask(*arguments)
-    except _NvmlError as error:
-        if error.code not in _NOT_HERE:
-            raise
-        return None
-
-
-def _unless_error(ask: Any, *arguments: object) -> Any:  # noqa: ANN401 (what *ask* returns)
-    """Return what *ask* returns, None for any error: for data that a container can do without."""
-    try:
-        return ask(*arguments)
-    except _NvmlError:
-        return None
-
-
-def _architecture(nvml: _Nvml, device: object) -> str:
-    """Return the compute capability, "" if NVML does not report it."""
-    capability = _unless_error(nvml.ask, "nvmlDeviceGetCudaComputeCapability", device)
-    return "{}.{}".format(*capability) if capability else ""
-
-
-def _brand(nvml: _Nvml, device: object) -> str:
-    """Return the brand as requirements spell it, "" if NVML does not report it."""
-    number = _unless_error(nvml.ask, "nvmlDeviceGetBrand", device)
-    if number is None:
-        return ""
-    return _BRANDS[number] if number < len(_BRANDS) else _BRANDS[0]
-
-
-def _uuid(nvml: _Nvml, device: object, subject: str, problems: _Problems) -> str:
-    """Return the UUID, "" if it is missing or cannot be a name; raise _NvmlError."""
-    uuid: str = _optional(nvml.text, "nvmlDeviceGetUUID", device) or ""
-    if uuid and not _UUID.match(uuid):
-        problems.texts.append(f'{subject} has no name by its UUID, which is "{escape(uuid)}"')
-        return ""
-    return uuid
-
-
-def _minor(nvml: _Nvml, device: object, bus_id: str, proc: str) -> int:
-    """Return the minor of the GPU's node, from the kernel if NVML does not report it."""
-    try:
-        return int(nvml.ask("nvmlDeviceGetMinorNumber", device))
-    except _NvmlError as error:
-        if error.code not in _NOT_HERE or not bus_id:
-            raise
-        try:
-            with open(f"{proc}/driver/nvidia/gpus/{bus_id}/information", "rb") as stream:
-                information = stream.read(1 << 16)
-        except OSError:
-            raise error from None
-        match = re.search(rb"^Device Minor:\s*([0-9]{1,7})\s*$", information, re.MULTILINE)
-        if match is None:
-            raise
-        return int(match[1])

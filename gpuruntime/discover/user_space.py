@@ -7,6 +7,7 @@ import os
 
 from gpuruntime import remedies
 from gpuruntime.discover import libraries, search_paths, user_space_version
+from gpuruntime.discover.driver_errors import AbsentDriverError
 from gpuruntime.discover.other_files import Finder
 from gpuruntime.discover.root import DriverRoot
 from gpuruntime.discover.search_paths import NVML_NAME, native_abi
@@ -117,11 +118,11 @@ def _no_driver(
     for path in elsewhere:
         other = _other_root(root, path)
         if other is not None and _nvmls(search_paths.libraries(other, (), native), native)[0]:
-            return DriverError(
+            return AbsentDriverError(
                 f'{message}; there is one below "{path}"',
                 remedies.other_driver_root(path),
             )
-    return DriverError(
+    return AbsentDriverError(
         message,
         remedies.missing_libraries(
             remedies.LiveHost(), user_space_version.of_module(root), root.path

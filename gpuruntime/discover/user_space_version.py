@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from gpuruntime import remedies
+from gpuruntime.discover.driver_errors import MismatchedDriverError
 from gpuruntime.discover.search_paths import CUDA_NAME, NVML_NAME
 from gpuruntime.errors import DriverError
 from gpuruntime.formats.driver_version import VERSION, of_module_text, of_name
@@ -72,7 +73,7 @@ def choose(root: DriverRoot, directories: Sequence[Directory]) -> str:
 def mismatch(root: DriverRoot, loaded: str, installed_versions: Iterable[str]) -> DriverError:
     """Return the error that *root* has only files of other drivers than the *loaded* one."""
     versions = list(installed_versions)
-    return DriverError(
+    return MismatchedDriverError(
         f"driver {loaded} is loaded, but the libraries below the driver root "
         f'"{root.path}" are of {", ".join(versions)}',
         remedies.version_mismatch(remedies.LiveHost(), loaded, versions[0]),

@@ -16,26 +16,27 @@ if TYPE_CHECKING:
 
 def encode(inventory: model.Inventory) -> dict[str, Any]:
     """Return *inventory* as dicts and lists of strings and numbers."""
-    plain: dict[str, Any] = _plain(inventory)
-    return plain
+    document: dict[str, Any] = plain(inventory)
+    return document
 
 
-def decode(plain: object) -> model.Inventory:
-    """Return the inventory that `encode` converted to *plain*; raise ValueError if not valid.
+def decode(document: object) -> model.Inventory:
+    """Return the inventory that `encode` converted to *document*; raise ValueError if not valid.
 
     Only the structure is checked: a caller that reads a file must check that it is trusted.
     """
-    inventory: model.Inventory = _inventory(plain)
+    inventory: model.Inventory = _inventory(document)
     return inventory
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401 (a field, and its JSON value)
+def plain(value: Any) -> Any:  # noqa: ANN401 (a field, and its JSON value)
+    """Return a value of model, or a field of one, as dicts and lists of strings and numbers."""
     if isinstance(value, Record):
-        return {name: _plain(getattr(value, name)) for name in value.__slots__}
+        return {name: plain(getattr(value, name)) for name in value.__slots__}
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
+        return {name: plain(item) for name, item in value.items()}
     return value
 
 
@@ -96,17 +97,18 @@ def _check_names(value: Any, names: Any) -> None:  # noqa: ANN401 (JSON, and nam
         raise ValueError(f"an object with {', '.join(sorted(names))} expected")
 
 
+# Decoders of a value each: they raise ValueError if its structure is not valid.
 _list = _exactly(list)
 _text, _number, _flag = _exactly(str), _exactly(int), _exactly(bool)
 _texts = _many(_text)
-_mig = _record(
+mig_device = _record(
     model.MigDevice,
     index=_number,
     uuid=_text,
     gpu_instance=_number,
     compute_instance=_number,
 )
-_gpu = _record(
+gpu = _record(
     model.Gpu,
     index=_number,
     uuid=_text,
@@ -114,7 +116,7 @@ _gpu = _record(
     name=_text,
     bus_id=_text,
     mig_enabled=_flag,
-    mig_devices=_many(_mig),
+    mig_devices=_many(mig_device),
     architecture=_text,
     brand=_text,
 )
@@ -122,11 +124,11 @@ _node = _record(model.Node, host_path=_text, container_path=_text, group=_number
 _nodes = _many(_node)
 _gpu_nodes = _record(
     model.GpuNodes,
-    gpu=_gpu,
+    gpu=gpu,
     node=_node,
     drm=_nodes,
     links=_texts,
-    mig=_many(_each(_mig, _node, _node)),
+    mig=_many(_each(mig_device, _node, _node)),
 )
 _library = _record(
     model.Library,
@@ -154,7 +156,7 @@ _driver = _record(
     files=_many(_file),
     problems=_texts,
 )
-_left_out = _record(
+left_out_device = _record(
     model.LeftOutDevice,
     name=_text,
     uuid=_text,
@@ -172,5 +174,5 @@ _inventory = _record(
     gds_files=_many(_file),
     cuda_version=_text,
     problems=_texts,
-    left_out=_many(_left_out),
+    left_out=_many(left_out_device),
 )

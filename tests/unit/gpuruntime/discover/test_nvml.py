@@ -306,6 +306,12 @@ def test_lost_devices_are_left_out_one_by_one(install: Install) -> None:
     assert all("Xid" in device.hint for device in answer.left_out)
 
 
+def test_a_driver_that_goes_during_the_query_is_an_error(install: Install) -> None:
+    """It costs all GPUs, not the one that was asked about."""
+    with pytest.raises(DriverError, match="Driver Not Loaded"):
+        nvml.query(install("fault fails nvmlDeviceGetHandleByIndex_v2 9 1"))
+
+
 def test_an_error_without_words_has_its_number(install: Install) -> None:
     """Even a library without nvmlErrorString says something."""
     answer = nvml.query(install("fault lost 0", missing=("nvmlErrorString",)))
