@@ -200,7 +200,9 @@ def _build_stub(libraries: Path, library: Library, version: str) -> None:
 
 def _build_nvml(root: Path) -> None:
     flags = ("-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libnvidia-ml.so.1")
-    _compile(HERE / "fakenvml.c", root / "libnvidia-ml.so.1", *flags, "-ldl")
+    others = [str(HERE / f"fakenvml_{part}.c") for part in ("conf", "mig", "node")]
+    libraries = ("-ldl", "-lpthread")
+    _compile(HERE / "fakenvml.c", root / "libnvidia-ml.so.1", *others, *flags, *libraries)
 
 
 def _build_smi(root: Path) -> None:
@@ -225,7 +227,7 @@ def _compile(source: Path, target: Path, *flags: str) -> None:
 def _built(name: str, build: Callable[[Path], None]) -> Path:
     """Return the directory *name*, made by *build* unless one of the same sources is there."""
     digest = hashlib.sha256()
-    for source in sorted([*HERE.glob("*.c"), HERE / "artefacts.py"]):
+    for source in sorted([*HERE.glob("*.[ch]"), HERE / "artefacts.py"]):
         digest.update(source.read_bytes())
     final = BUILD / f"{name}-{digest.hexdigest()[:12]}"
     if final.is_dir():

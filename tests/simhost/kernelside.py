@@ -14,15 +14,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import mig_layout
 from artefacts import cuda_version
 
 MODEL = "NVIDIA H100 80GB HBM3"
 MEMORY_MIB = 81559
 MAX_GPUS = 64
-# Seven 1g.10gb instances, as the driver numbers them.
 MAX_MIGS = 7
-FIRST_GPU_INSTANCE = 7
-MIG_MEMORY_MIB = 9856
+# The profile of MIG devices that are only counted.
+USUAL_PROFILE = "1g.10gb"
 # Slots of an eight-GPU server; more GPUs get more buses, and then another domain, which needs more
 # than four digits.
 BUSES = (0x1A, 0x1B, 0x4A, 0x4B, 0x8A, 0x8B, 0xCA, 0xCB)
@@ -51,8 +51,13 @@ class Mig:
 
     index: int
     uuid: str
-    gpu_instance: int
+    instance: mig_layout.Instance
     compute_instance: int = 0
+
+    @property
+    def gpu_instance(self) -> int:
+        """The id of its GPU instance."""
+        return self.instance.number
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,7 @@ class Gpu:
     migs: tuple[Mig, ...] | None
     arch: str = "9.0"
     brand: int = 14  # of nvmlBrandType_t: NVIDIA
+    numa_node: int = 0
 
     @property
     def capabilities(self) -> list[str]:
@@ -100,6 +106,7 @@ class Host:
     faults: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     cuda: int = 0
+    lines: tuple[str, ...] = ()
 
     def faults_named(self, name: str) -> list[str]:
         """Return the argument of each fault *name*, "" where it has none."""
@@ -146,11 +153,16 @@ class Host:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the fake NVML says that is not the usual: CUDA's version, and facts by GPU."""
+    """What the fake NVML says that is not the usual: CUDA's version, and facts by GPU.
+
+    *lines* are further lines for it; *numa* is the NUMA node of a GPU in sysfs.
+    """
 
     cuda: int = 0
     archs: Mapping[int, str] = field(default_factory=dict)
     brands: Mapping[int, int] = field(default_factory=dict)
+    numa: Mapping[int, int] = field(default_factory=dict)
+    lines: tuple[str, ...] = ()
 
 
 def plan_host(
@@ -159,15 +171,15 @@ def plan_host(
     *,
     modify_device_files: bool,
     names: dict[int, str] | None = None,
-    migs: dict[int, int] | None = None,
+    migs: Mapping[int, Sequence[str]] | None = None,
     faults: Sequence[str] = (),
     features: Sequence[str] = (),
     facts: Facts | None = None,
 ) -> Host:
     """Return a host of *count* GPUs whose dynamic majors nothing on this machine uses.
 
-    *names* are those of GPUs that are no usual one; *migs* says how many MIG devices a GPU in MIG
-    mode has. *features*, of FEATURES, have their nodes.
+    *names* are those of GPUs that are no usual one; *migs* has the profiles of the MIG devices of
+    each GPU in MIG mode. *features*, of FEATURES, have their nodes.
     """
     names, migs, facts = names or {}, migs or {}, facts or Facts()
     taken = _taken_majors(Path("/proc/devices").read_text(encoding="ascii"))
@@ -194,12 +206,16 @@ def plan_host(
             _migs(index, migs[index]) if index in migs else None,
             facts.archs.get(index, Gpu.arch),
             facts.brands.get(index, Gpu.brand),
+            # Half of the GPUs at each of two CPU sockets.
+            facts.numa.get(index, index * 2 // count),
         )
         for index in range(count)
     )
     cuda = facts.cuda or cuda_version(version)
     return Host(
-        *(version, gpus, modify_device_files, majors, tuple(faults), tuple(features)), cuda=cuda
+        *(version, gpus, modify_device_files, majors, tuple(faults), tuple(features)),
+        cuda=cuda,
+        lines=facts.lines,
     )
 
 
@@ -211,14 +227,14 @@ def _bus_id(index: int) -> str:
     return f"0000:{bus:02x}:00.0" if bus <= 0xFF else f"{FAR_DOMAIN:04x}:{bus - 0xFF:02x}:00.0"
 
 
-def _migs(gpu: int, count: int) -> tuple[Mig, ...]:
+def _migs(gpu: int, profiles: Sequence[str]) -> tuple[Mig, ...]:
     return tuple(
         Mig(
             index,
             f"MIG-{0x3A7C0000 + 16 * gpu + index:08x}-51d2-5e0b-9f14-{0xB2A3C4D5E00 + gpu:012x}",
-            FIRST_GPU_INSTANCE + index,
+            instance,
         )
-        for index in range(count)
+        for index, instance in enumerate(mig_layout.place(profiles))
     )
 
 
@@ -236,14 +252,25 @@ def nvml_conf(host: Host) -> str:
         *(f"arch {i} {g.arch.replace('.', ' ')}" for i, g in enumerate(host.driven())),
         *(f"brand {i} {g.brand}" for i, g in enumerate(host.driven())),
         *(
-            f"mig {i} {m.index} {m.uuid} {m.gpu_instance} {m.compute_instance} 1 1 "
-            f"{MIG_MEMORY_MIB}"
+            line
             for i, g in enumerate(host.driven())
             for m in g.migs or ()
+            for line in _mig_lines(i, m)
         ),
         *(f if f.startswith("initdelay_us ") else f"fault {f}" for f in faults),
+        *host.lines,
     ]
     return "".join(f"{line}\n" for line in lines)
+
+
+def _mig_lines(gpu: int, mig: Mig) -> list[str]:
+    instance, profile = mig.instance, mig.instance.profile
+    size = f"{profile.slices} {profile.slices} {profile.memory_mib}"
+    place = f"{instance.start} {profile.memory_slices} {profile.number}"
+    return [
+        f"mig {gpu} {mig.index} {mig.uuid} {instance.number} {mig.compute_instance} {size}",
+        f"miginstance {gpu} {mig.index} {place}",
+    ]
 
 
 def write_proc_driver(host: Host, directory: Path) -> None:
@@ -347,7 +374,7 @@ def write_pci_devices(host: Host, directory: Path) -> None:
         (entry / "vendor").write_text(f"{NVIDIA_VENDOR}\n")
         (entry / "device").write_text("0x2330\n")
         (entry / "class").write_text("0x030200\n")
-        (entry / "numa_node").write_text(f"{gpu.index * 2 // len(host.gpus)}\n")
+        (entry / "numa_node").write_text(f"{gpu.numa_node}\n")
 
 
 def make_nodes(host: Host, dev: Path) -> None:

@@ -21,6 +21,7 @@ import cgroups
 import fakeproc
 import fetch_driver
 import kernelside
+import mig_layout
 import namespace
 import supervisor
 from artefacts import SimhostError
@@ -63,8 +64,24 @@ def _parser() -> argparse.ArgumentParser:
         "--mig",
         action="append",
         default=[],
-        metavar="GPU:COUNT",
-        help='this GPU ("all": each) is in MIG mode with COUNT devices, 0 to 7; repeatable',
+        metavar="GPU:COUNT|PROFILES",
+        help='this GPU ("all": each) is in MIG mode with COUNT devices, 0 to 7, or with those '
+        'of PROFILES, such as "3g.40gb,1g.10gb"; repeatable',
+    )
+    run_parser.add_argument(
+        "--numa",
+        action="append",
+        default=[],
+        metavar="GPU:NODE",
+        help="this GPU's NUMA node, -1 for none; repeatable",
+    )
+    run_parser.add_argument(
+        "--nvml",
+        action="append",
+        default=[],
+        metavar="LINE",
+        help='a further line for NVML, such as "nvlink 0 1 4" or "at 5 xid 0 79": see '
+        "docs/development/simulated-host.md; repeatable",
     )
     run_parser.add_argument(
         "--gpu-name",
@@ -131,7 +148,7 @@ def run(options: argparse.Namespace) -> int:
             f"cannot simulate {options.gpus} GPUs", f"ask for 1 to {kernelside.MAX_GPUS}"
         )
     names = dict(_of_gpu("--gpu-name", word, options.gpus) for word in options.gpu_name)
-    migs = _mig_counts(options.mig, options.gpus)
+    migs = _mig_profiles(options.mig, options.gpus)
     try:
         if options.driver_root is not None:
             tree = options.driver_root.resolve()
@@ -175,26 +192,39 @@ def _of_gpu(option: str, word: str, gpus: int) -> tuple[int, str]:
 
 
 def _facts(options: argparse.Namespace) -> kernelside.Facts:
-    """Return what the options say of CUDA, compute capabilities and brands."""
+    """Return what the options say of CUDA, and of what GPUs are."""
     archs = dict(_of_gpu("--gpu-arch", word, options.gpus) for word in options.gpu_arch)
     brands = dict(_of_gpu("--gpu-brand", word, options.gpus) for word in options.gpu_brand)
     if not all(re.fullmatch(r"[0-9]+\.[0-9]+", arch) for arch in archs.values()):
         raise SimhostError("--gpu-arch is not GPU:MAJOR.MINOR")
     if not all(brand.isdecimal() for brand in brands.values()):
         raise SimhostError("--gpu-brand is not GPU:NUMBER")
-    return kernelside.Facts(options.cuda, archs, {gpu: int(n) for gpu, n in brands.items()})
+    numa = dict(_of_gpu("--numa", word, options.gpus) for word in options.numa)
+    if not all(re.fullmatch(r"-1|[0-9]+", node) for node in numa.values()):
+        raise SimhostError("--numa is not GPU:NODE")
+    return kernelside.Facts(
+        options.cuda,
+        archs,
+        {gpu: int(number) for gpu, number in brands.items()},
+        {gpu: int(node) for gpu, node in numa.items()},
+        tuple(options.nvml),
+    )
 
 
-def _mig_counts(words: list[str], gpus: int) -> dict[int, int]:
-    """Return how many MIG devices each GPU in MIG mode has."""
-    counts = {}
+def _mig_profiles(words: list[str], gpus: int) -> dict[int, list[str]]:
+    """Return the profiles of the MIG devices of each GPU in MIG mode."""
+    profiles = {}
     for word in words:
         every = range(gpus) if word.startswith("all:") else None
         index, value = _of_gpu("--mig", word.replace("all:", "0:", 1) if every else word, gpus)
-        if not (value.isdecimal() and int(value) <= kernelside.MAX_MIGS):
+        names = value.split(",")
+        if value.isdecimal():
+            names = [kernelside.USUAL_PROFILE] * int(value)
+        if len(names) > kernelside.MAX_MIGS:
             raise SimhostError(f'--mig "{word}" is not GPU:COUNT, COUNT 0 to 7')
-        counts.update(dict.fromkeys(every or (index,), int(value)))
-    return counts
+        mig_layout.place(names)
+        profiles.update(dict.fromkeys(every or (index,), names))
+    return profiles
 
 
 if __name__ == "__main__":
