@@ -171,8 +171,29 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
+class Process:
+    """A process that uses a GPU or MIG device; *memory_mib* is None if it is not reported."""
+
+    pid: int
+    memory_mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class GpuTelemetry:
-    """Measurements of one GPU or MIG device, by the names of docs/reference/metrics.md."""
+    """Measurements of one GPU or MIG device, by the names of docs/reference/metrics.md.
+
+    Values that the driver does not report are absent. *processes* are those that compute on the
+    device.
+    """
 
     uuid: str
     values: Mapping[str, float]
+    processes: tuple[Process, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """The last measurements of all devices, and how many seconds ago they were made."""
+
+    age_s: float
+    devices: tuple[GpuTelemetry, ...]
