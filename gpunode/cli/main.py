@@ -11,16 +11,26 @@ from gpuruntime import __version__
 from gpuruntime.cli.lazy import LazyGroup
 from gpuruntime.errors import GpuRuntimeError
 
+PROGRAM = "gpu-node"
+COMPLETE_VARIABLE = "_GPU_NODE_COMPLETE"
 # Command → (module, command in it, summary).
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "device-plugin": (
         *("gpunode.cli.device_plugin", "device_plugin"),
         "Offer the GPUs of this node to the kubelet.",
     ),
+    "exporter": (
+        *("gpunode.cli.exporter", "exporter"),
+        "Serve metrics of the GPUs for Prometheus.",
+    ),
+    "feature-discovery": (
+        *("gpunode.cli.feature_discovery", "feature_discovery"),
+        "Publish labels that describe the GPUs of this node.",
+    ),
 }
 
 
-@click.command(cls=LazyGroup, table=COMMANDS, epilog="")
+@click.command(cls=LazyGroup, table=COMMANDS, pointer="", epilog="")
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def root() -> None:
     """Serve the GPUs of a Kubernetes node.
@@ -32,7 +42,7 @@ def root() -> None:
 def main() -> None:
     """Run the command line; print a GpuRuntimeError as two lines, and exit with its code."""
     try:
-        root(prog_name="gpu-node")
+        root(prog_name=PROGRAM, complete_var=COMPLETE_VARIABLE)
     except GpuRuntimeError as error:
         print(f"error: {error.lines()}", file=sys.stderr)  # noqa: T201 (messages go to stderr)
         sys.exit(error.exit_code)

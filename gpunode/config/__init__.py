@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The config file of the device plugin, version v1, its flags and environment variables."""
+"""The configuration of the services of a node: config file v1, environment, command line."""

@@ -22,7 +22,8 @@ class LazyGroup(click.Group):
     """A group of the commands in *table*: name → (module, attribute, summary).
 
     *sections* orders the names under headings of `--help`; without it there is one heading.
-    *variables* are environment variables that `--help` lists: names → effect.
+    *variables* are environment variables that `--help` lists: names → effect. *pointer* is the
+    last line in the help of each command.
     """
 
     def __init__(
@@ -30,10 +31,12 @@ class LazyGroup(click.Group):
         table: dict[str, tuple[str, str, str]],
         sections: dict[str, tuple[str, ...]] | None = None,
         variables: Mapping[str, str] | None = None,
+        pointer: str = EPILOG,
         **attributes: Any,  # noqa: ANN401 (click's)
     ) -> None:
         super().__init__(**attributes)
         self.table = table
+        self.pointer = pointer
         self.sections = sections or {"Commands": tuple(sorted(table))}
         equip(self, variables)
 
@@ -49,7 +52,7 @@ class LazyGroup(click.Group):
             return None
         module, attribute, _ = self.table[cmd_name]
         command: click.Command = getattr(importlib.import_module(module), attribute)
-        equip(command)
+        equip(command, pointer=self.pointer)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -85,10 +88,13 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
 
 
-def equip(command: click.Command, others: Mapping[str, str] | None = None) -> None:
+def equip(
+    command: click.Command, others: Mapping[str, str] | None = None, pointer: str = EPILOG
+) -> None:
     """Add the list of environment variables in `--help` and completions to *command*.
 
     The same is done for its subcommands. *others* are variables that set no option: name → effect.
+    *pointer* is the last line, unless there are such variables.
     The help of an option does not name its variables, because click would wrap long names.
     """
     completion.attach(command)
@@ -101,10 +107,10 @@ def equip(command: click.Command, others: Mapping[str, str] | None = None) -> No
     rows += (others or {}).items()
     if isinstance(command, click.Group):
         for child in getattr(command, "commands", {}).values():
-            equip(child)
+            equip(child, pointer=pointer)
     if command.epilog is None:
-        pointer = "" if others else EPILOG
-        command.epilog = "\n\n".join(filter(None, (_as_table(rows), pointer)))
+        last = "" if others else pointer
+        command.epilog = "\n\n".join(filter(None, (_as_table(rows), last)))
 
 
 def variables_of(parameter: click.Parameter) -> list[str]:

@@ -51,7 +51,7 @@ def test_whole_gpus() -> None:
         "gpu.replicas": "1",
         "gpu.sharing-strategy": "none",
         "mig.capable": "true",
-        "mps.capable": "true",
+        "mps.capable": "false",
         "vgpu.present": "false",
     }
 
@@ -71,7 +71,7 @@ def test_whole_gpus() -> None:
         (
             [gpu(0)],
             {"sharing": {"gpu": Sharing("mps", 2, renamed=True)}},
-            {"gpu.product": "NVIDIA-A100-SXM4-40GB", "gpu.replicas": "2"},
+            {"gpu.product": "NVIDIA-A100-SXM4-40GB", "gpu.replicas": "2", "mps.capable": "true"},
         ),
         (
             [gpu(0, profiles=("1g.5gb",) * 7), gpu(1, profiles=("1g.5gb",) * 7)],
@@ -82,9 +82,14 @@ def test_whole_gpus() -> None:
                 "gpu.memory": "4864",
                 "gpu.slices.gi": "1",
                 "gpu.multiprocessors": "14",
-                "mps.capable": "false",
                 "mig.strategy": "single",
             },
+        ),
+        # Whole GPUs are not offered.
+        (
+            [gpu(0, profiles=("1g.5gb",))],
+            {"mig_strategy": "mixed", "sharing": {"gpu": Sharing("mps", 2)}},
+            {"gpu.count": "1", "gpu.replicas": "0", "mps.capable": "false"},
         ),
         # Complaint 16: layouts that the strategy cannot express.
         (

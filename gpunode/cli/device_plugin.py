@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpu-node device-plugin`: the options of the incumbent's device plugin, and the service."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from gpunode import service_log
+from gpunode.config import settings
+from gpunode.config.effective import Config, OptionText
+from gpunode.config.settings import Setting
+from gpuruntime.cli.lazy import variables_of
+
+_CONFIG_FILE_VARIABLE = "CONFIG_FILE"
+
+
+def _shown(value: Any) -> str:  # noqa: ANN401 (of any kind)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return "10m" if value == settings.BY_NAME["health_quiet_time"].default else str(value)
+
+
+def _option(setting: Setting) -> Callable[..., Any]:
+    """Return the click option of *setting*; its text is parsed with the config file."""
+    is_described = setting.default in (None, "", ())
+    note = "" if is_described else f"  [default: {_shown(setting.default)}]"
+    attributes: dict[str, Any] = {}
+    if setting.kind == settings.BOOLEAN:
+        # As with the incumbent, "--option" is the same as "--option=true".
+        attributes = {"is_flag": False, "flag_value": "true"}
+    return click.option(
+        f"--{setting.option}",
+        setting.name,
+        envvar=list(setting.variables),
+        multiple=setting.kind in (settings.WORDS, settings.INTEGERS),
+        metavar=setting.kind.upper(),
+        help=f"{setting.help}{note}",
+        type=str,
+        **attributes,
+    )
+
+
+def setting_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add an option for each setting to a click command."""
+    for setting in reversed(settings.SETTINGS):
+        command = _option(setting)(command)
+    return command
+
+
+def option_texts(
+    ctx: click.Context, values: Mapping[str, Any], environment: Mapping[str, str]
+) -> dict[str, OptionText]:
+    """Return the options that the command line or the environment set, with what set them."""
+    texts = {}
+    parameters = {parameter.name: parameter for parameter in ctx.command.params}
+    for name, value in values.items():
+        setting = settings.BY_NAME[name]
+        source = ctx.get_parameter_source(name)
+        text = ",".join(value) if isinstance(value, tuple) else value
+        if source is ParameterSource.COMMANDLINE:
+            texts[name] = OptionText(text, f"--{setting.option}")
+        elif source is ParameterSource.ENVIRONMENT:
+            variables = variables_of(parameters[name])
+            variable = next(name for name in variables if environment.get(name))
+            # click splits the values of several at blanks.
+            texts[name] = OptionText(environment[variable], variable)
+        elif setting.may_be_empty and environment.get(setting.variables[0]) == "":
+            texts[name] = OptionText("", setting.variables[0])
+    return texts
+
+
+def load_config(path: str, options: Mapping[str, OptionText]) -> Config:
+    """Return the config of the file *path*, "" for none, and *options*; raise ConfigError."""
+    from gpunode.config.effective import effective  # noqa: PLC0415
+    from gpunode.config.file import ConfigFile  # noqa: PLC0415
+
+    if not path:
+        return effective(options, ConfigFile())
+    from gpunode.config import file as files  # noqa: PLC0415
+
+    return effective(options, files.read(path))
+
+
+@click.command()
+@setting_options
+@click.option(
+    "--config-file",
+    default="",
+    envvar=_CONFIG_FILE_VARIABLE,
+    metavar="FILE",
+    help="Config file, version v1; SIGHUP reads it again.",
+)
+@click.option(
+    "--healthz",
+    default="",
+    envvar="HEALTHZ",
+    metavar="ADDRESS",
+    help="HOST:PORT of the probes /livez, /readyz and /healthz.  [default: none]",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(service_log.FORMATS),
+    default=service_log.TEXT,
+    envvar="LOG_FORMAT",
+    help="Form of the log lines on standard error.  [default: text]",
+)
+@click.pass_context
+def device_plugin(
+    ctx: click.Context,
+    /,
+    *,
+    config_file: str,
+    healthz: str,
+    log_format: str,
+    **values: Any,  # noqa: ANN401
+) -> None:
+    """Offer the GPUs of this node to the kubelet.
+
+    A device plugin with the options, variables and config file of the incumbent's. An option
+    takes precedence over its variable, and that over the config file. SIGHUP reads the config
+    file again; SIGTERM stops, and removes the sockets.
+
+    DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS select the XIDs that make a GPU unhealthy.
+    """
+    options = option_texts(ctx, values, os.environ)
+    service_log.start(log_format)
+    import asyncio  # noqa: PLC0415 (--help and errors do not need the service)
+
+    from gpunode.services.device_plugin import DevicePlugin  # noqa: PLC0415
+
+    async def serve() -> None:
+        plugin = DevicePlugin(lambda: load_config(config_file, options), healthz=healthz)
+        await plugin.run()
+
+    asyncio.run(serve())
