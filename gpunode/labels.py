@@ -12,9 +12,8 @@ from gpunode.model import MigAttributes, NodeGpu, NodeModel
 
 PREFIX = "nvidia.com/"
 NONE, SINGLE, MIXED = "none", "single", "mixed"
+TIME_SLICING, MPS = "time-slicing", "mps"
 MAX_VALUE = 63
-# The compute capability from which MPS is supported.
-_MPS_CAPABILITY = (3, 5)
 # The first compute capability of each family, in ascending order.
 _FAMILIES = (
     *((3, 0, "kepler"), (5, 0, "maxwell"), (6, 0, "pascal"), (7, 0, "volta"), (7, 5, "turing")),
@@ -139,14 +138,17 @@ def _gpu_labels(
     capability = _capability(first.gpu.architecture)
     labels = {
         "mig.capable": _boolean(any(gpu.mig_capable for gpu in gpus)),
-        "mps.capable": _boolean(all(map(_supports_mps, gpus))),
-        "gpu.family": family(first.gpu.architecture),
+        "mps.capable": _boolean(_is_shared_by_mps(gpus, sharing)),
         "gpu.mode": _MODES.get(machine.pci_classes.get(first.gpu.bus_id, 0), "unknown"),
         **_resource_labels("gpu", first.gpu.name, len(described), sharing.get("gpu")),
     }
+    if all(gpu.gpu.mig_enabled for gpu in described):
+        # Whole GPUs are not offered.
+        labels["gpu.replicas"] = "0"
     if first.memory_mib is not None:
         labels["gpu.memory"] = str(first.memory_mib)
     if capability:
+        labels["gpu.family"] = family(first.gpu.architecture)
         labels["gpu.compute.major"], labels["gpu.compute.minor"] = map(str, capability)
     if len({gpu.gpu.name for gpu in gpus}) > 1:
         labels["gpu.products.mixed"] = "true"
@@ -243,9 +245,11 @@ def _most_frequent(gpus: Iterable[NodeGpu]) -> list[NodeGpu]:
     return [gpu for gpu in gpus if gpu.gpu.name == name]
 
 
-def _supports_mps(gpu: NodeGpu) -> bool:
-    capability = _capability(gpu.gpu.architecture)
-    return not gpu.gpu.mig_enabled and capability is not None and capability >= _MPS_CAPABILITY
+def _is_shared_by_mps(gpus: Sequence[NodeGpu], sharing: Mapping[str, Sharing]) -> bool:
+    """Return whether the daemons of MPS are to run here; MPS excludes MIG."""
+    return any(one.strategy == MPS for one in sharing.values()) and not any(
+        gpu.gpu.mig_enabled for gpu in gpus
+    )
 
 
 def _capability(architecture: str) -> tuple[int, int] | None:

@@ -268,6 +268,11 @@ def set_undumpable() -> None:
     _prctl(PR_SET_DUMPABLE, 0, "prctl(PR_SET_DUMPABLE, 0)")
 
 
+def forbid_new_privileges() -> None:
+    """Have no program that this process executes gain privileges; prctl(2), for good."""
+    _prctl(PR_SET_NO_NEW_PRIVS, 1, "prctl(PR_SET_NO_NEW_PRIVS, 1)")
+
+
 def unshare(flags: int) -> None:
     """Give this process namespaces of its own, those of CLONE_NEW* *flags*; unshare(2)."""
     _check(lambda: int(_libc.unshare(flags)), f"unshare({flags:#x})")
@@ -297,7 +302,7 @@ def confine(instructions: bytes, count: int) -> None:
     program = (_Long * (len(instructions) // 8)).from_buffer_copy(instructions)
     # struct sock_fprog.
     head = (_Long * 2).from_buffer_copy(_struct.pack("@HP", count, _ctypes.addressof(program)))
-    _prctl(PR_SET_NO_NEW_PRIVS, 1, "prctl(PR_SET_NO_NEW_PRIVS, 1)")
+    forbid_new_privileges()
     shown = "prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ...)"
     _prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, shown, _ctypes.addressof(head))
 

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connect to the API server, and turn its errors into ours."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import httpx2
+from lightkube import Client
+from lightkube.config.kubeconfig import KubeConfig
+from lightkube.core.exceptions import ApiError, ConfigError
+
+from gpuruntime.errors import GpuRuntimeError
+
+FIELD_MANAGER = "gpu-node"
+_DEADLINE_S = 10.0
+_FORBIDDEN, _NOT_FOUND = 403, 404
+
+
+class ApiServerError(GpuRuntimeError):
+    """The API server cannot be reached, or refuses a request."""
+
+    phase = "kubernetes"
+
+
+def connect(kubeconfig: str = "") -> Client:
+    """Return a client of the cluster of this pod, or of that in the file *kubeconfig*.
+
+    Without a file, KUBECONFIG and ~/.kube/config are tried after the pod's service account.
+    Raises ApiServerError; nothing is requested yet.
+    """
+    try:
+        config = KubeConfig.from_file(kubeconfig) if kubeconfig else KubeConfig.from_env()
+        return Client(config, field_manager=FIELD_MANAGER, timeout=httpx2.Timeout(_DEADLINE_S))
+    except (ConfigError, OSError, ValueError) as error:
+        raise ApiServerError(
+            f"cannot find the API server: {error}", "run this in a pod, or name --kubeconfig"
+        ) from error
+
+
+@contextlib.contextmanager
+def request(what: str) -> Iterator[None]:
+    """Turn the errors of a request into ApiServerError; *what* says what it does."""
+    try:
+        yield
+    except ApiError as error:
+        hints = {
+            _FORBIDDEN: "give the service account the rights of deploy/base/rbac.yaml",
+            _NOT_FOUND: "check the name of the node, and that the resource is installed",
+        }
+        hint = hints.get(error.status.code or 0, "look at the log of the API server")
+        raise ApiServerError(f"cannot {what}: {error.status.message}", hint) from error
+    except (httpx2.HTTPError, OSError) as error:
+        raise ApiServerError(
+            f"cannot {what}: {str(error) or type(error).__name__}",
+            "check that the API server can be reached from here",
+        ) from error

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpu-node feature-discovery`: the options of GPU feature discovery, and the service."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from gpunode import service_log
+from gpunode.cli.device_plugin import load_config
+from gpunode.config import settings
+from gpunode.config.effective import OptionText
+from gpuruntime.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from gpunode.services.feature_discovery import Publisher
+
+OUTPUT_FILE = "/etc/kubernetes/node-feature-discovery/features.d/gfd"
+_INFINITE = "infinite"
+# Options that the config file can set, with their keys.
+_KEYS = {
+    "oneshot": ("flags", "gfd", "oneshot"),
+    "no_timestamp": ("flags", "gfd", "noTimestamp"),
+    "sleep_interval": ("flags", "gfd", "sleepInterval"),
+    "output_file": ("flags", "gfd", "outputFile"),
+    "machine_type_file": ("flags", "gfd", "machineTypeFile"),
+    "use_node_feature_api": ("flags", "useNodeFeatureAPI"),
+}
+
+
+def _seconds(value: str | int) -> float | None:
+    """Return the seconds of *value*, None for `infinite`; raise ArgumentError."""
+    if value == _INFINITE:
+        return None
+    seconds = settings.duration(value)
+    if seconds is None or seconds <= 0:
+        raise ArgumentError(
+            f'--sleep-interval is "{value}", not a duration', "use 60s, for example, or infinite"
+        )
+    return seconds
+
+
+def _with_file(ctx: click.Context, values: dict[str, Any], config_file: str) -> dict[str, Any]:
+    """Return *values* with those of the config file for options that nothing else sets."""
+    if not config_file:
+        return values
+    from gpunode.config import file as files  # noqa: PLC0415
+
+    source = files.read(config_file)
+    in_file = {
+        name: source.get(key)
+        for name, key in _KEYS.items()
+        if ctx.get_parameter_source(name) is ParameterSource.DEFAULT
+    }
+    return {**values, **{name: value for name, value in in_file.items() if value is not None}}
+
+
+@click.command()
+@click.option(
+    "--mig-strategy",
+    envvar=["GFD_MIG_STRATEGY", "MIG_STRATEGY"],
+    metavar="WORD",
+    help="How MIG devices are offered: none, single or mixed.  [default: none]",
+)
+@click.option(
+    "--fail-on-init-error",
+    is_flag=False,
+    flag_value="true",
+    envvar=["GFD_FAIL_ON_INIT_ERROR", "FAIL_ON_INIT_ERROR"],
+    metavar="BOOLEAN",
+    help="Exit if the driver does not answer at start; false: wait for it.  [default: true]",
+)
+@click.option(
+    "--oneshot",
+    is_flag=True,
+    envvar="GFD_ONESHOT",
+    help="Publish the labels once, and exit.",
+)
+@click.option(
+    "--no-timestamp",
+    is_flag=True,
+    envvar="GFD_NO_TIMESTAMP",
+    help="Leave out the label with the time of the config.",
+)
+@click.option(
+    "--sleep-interval",
+    default="60s",
+    envvar="GFD_SLEEP_INTERVAL",
+    metavar="DURATION",
+    help="Time between two looks at what the driver does not report, or infinite.  [default: 60s]",
+)
+@click.option(
+    "--output-file",
+    "-o",
+    default=OUTPUT_FILE,
+    envvar="GFD_OUTPUT_FILE",
+    metavar="FILE",
+    help=f"File of labels, empty for standard output.  [default: {OUTPUT_FILE}]",
+)
+@click.option(
+    "--machine-type-file",
+    default="/sys/class/dmi/id/product_name",
+    envvar="GFD_MACHINE_TYPE_FILE",
+    metavar="FILE",
+    help="File with the name of the machine.  [default: /sys/class/dmi/id/product_name]",
+)
+@click.option(
+    "--use-node-feature-api",
+    type=bool,
+    is_flag=False,
+    flag_value="true",
+    default=None,
+    envvar=["GFD_USE_NODE_FEATURE_API", "USE_NODE_FEATURE_API"],
+    metavar="BOOLEAN",
+    help="Write a NodeFeature object instead of the file.  [default: true in a pod that knows "
+    "NODE_NAME, unless --output-file is set]",
+)
+@click.option(
+    "--node-labels",
+    is_flag=True,
+    envvar="GFD_NODE_LABELS",
+    help="Label the node itself instead of writing the file.",
+)
+@click.option(
+    "--node-name", default="", envvar="NODE_NAME", metavar="NAME", help="Name of this node."
+)
+@click.option(
+    "--namespace",
+    default="",
+    envvar="NAMESPACE",
+    metavar="NAME",
+    help="Namespace of the NodeFeature object.  [default: that of the pod]",
+)
+@click.option(
+    "--kubeconfig",
+    default="",
+    envvar="KUBECONFIG",
+    metavar="FILE",
+    help="File that names the API server.  [default: the cluster of the pod]",
+)
+@click.option(
+    "--nvidia-driver-root",
+    envvar="NVIDIA_DRIVER_ROOT",
+    metavar="PATH",
+    help="Directory of the host below which the driver is installed.  [default: /]",
+)
+@click.option(
+    "--container-driver-root",
+    envvar=["CONTAINER_DRIVER_ROOT", "DRIVER_ROOT_CTR_PATH"],
+    metavar="PATH",
+    help="The driver root in the file system of this program.",
+)
+@click.option(
+    "--config-file",
+    default="",
+    envvar=["GFD_CONFIG_FILE", "CONFIG_FILE"],
+    metavar="FILE",
+    help="Config file of the device plugin, version v1; SIGHUP reads it again.",
+)
+@click.option(
+    "--healthz",
+    default="",
+    envvar="HEALTHZ",
+    metavar="ADDRESS",
+    help="HOST:PORT of the probes /livez, /readyz and /healthz.  [default: none]",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(service_log.FORMATS),
+    default=service_log.TEXT,
+    envvar="LOG_FORMAT",
+    help="Form of the log lines on standard error.  [default: text]",
+)
+@click.pass_context
+def feature_discovery(
+    ctx: click.Context,
+    /,
+    *,
+    config_file: str,
+    healthz: str,
+    log_format: str,
+    mig_strategy: str | None,
+    fail_on_init_error: str | None,
+    nvidia_driver_root: str | None,
+    container_driver_root: str | None,
+    **values: Any,  # noqa: ANN401 (by the option)
+) -> None:
+    """Publish labels that describe the GPUs of this node.
+
+    The labels are those of GPU feature discovery. They stay when this program ends, and while the
+    driver does not answer.
+    """
+    service_log.start(log_format)
+    texts = {
+        "mig_strategy": mig_strategy,
+        "fail_on_init_error": fail_on_init_error,
+        "nvidia_driver_root": nvidia_driver_root,
+        "container_driver_root": container_driver_root,
+    }
+    options = {
+        name: OptionText(text, f"--{name.replace('_', '-')}")
+        for name, text in texts.items()
+        if text is not None
+    }
+    values = _with_file(ctx, values, config_file)
+    if values["use_node_feature_api"] is None:
+        is_file = ctx.get_parameter_source("output_file") is not ParameterSource.DEFAULT
+        is_pod = bool(values["node_name"] and os.environ.get("KUBERNETES_SERVICE_HOST"))
+        values["use_node_feature_api"] = is_pod and not is_file and not values["node_labels"]
+    publishers = _publishers(values)
+    interval = _seconds(values["sleep_interval"])
+    import asyncio  # noqa: PLC0415 (--help and errors do not need the service)
+
+    from gpunode.services.feature_discovery import FeatureDiscovery, Options  # noqa: PLC0415
+
+    async def serve() -> None:
+        service = FeatureDiscovery(
+            lambda: load_config(config_file, options),
+            publishers,
+            Options(
+                values["oneshot"],
+                not values["no_timestamp"],
+                interval,
+                values["machine_type_file"],
+            ),
+            healthz=healthz,
+        )
+        await service.run()
+
+    asyncio.run(serve())
+
+
+def _publishers(values: Mapping[str, Any]) -> Sequence[Publisher]:
+    """Return where the labels are published: in the API server, or in a file."""
+    from gpunode.services.label_file import LabelFile  # noqa: PLC0415
+
+    is_feature, is_node = values["use_node_feature_api"], values["node_labels"]
+    if not is_feature and not is_node:
+        return [LabelFile(values["output_file"])]
+    name = values["node_name"]
+    if not name:
+        raise ArgumentError(
+            "the name of the node is empty", "set NODE_NAME from spec.nodeName of the pod"
+        )
+    from gpunode.api.client import connect  # noqa: PLC0415
+    from gpunode.api.node_labels import NodeFeature, NodeLabels  # noqa: PLC0415
+
+    client = connect(values["kubeconfig"])
+    publishers: list[Publisher] = []
+    if is_feature:
+        publishers.append(NodeFeature(client, name, values["namespace"] or client.namespace))
+    if is_node:
+        publishers.append(NodeLabels(client, name))
+    return publishers

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Feature discovery: publishes the labels that describe this node's GPUs.
+
+The labels of the last model stay while the driver does not answer, and when the service ends: a
+node does not lose them in an upgrade.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpunode import labels, machine
+from gpunode.config.effective import Config
+from gpunode.config.sharing import DEFAULT_DOMAIN, SharingKind
+from gpunode.model import DriverState, Update
+from gpunode.plugin_spec import Roots
+from gpunode.services.healthz import Report, probe_server
+from gpunode.services.spec_files import roots
+from gpunode.services.turns import Turns
+from gpunode.watch.watcher import Watcher
+from gpuruntime.errors import ConfigError, DriverError, GpuRuntimeError
+
+log = logging.getLogger(__name__)
+
+_STRATEGIES = {SharingKind.TIME_SLICING: labels.TIME_SLICING, SharingKind.MPS: labels.MPS}
+_RETRY_S = 30.0
+
+
+class Publisher(Protocol):
+    """A place where labels are published."""
+
+    def publish(self, node_labels: Mapping[str, str]) -> None:
+        """Replace the labels that were published before; may block; raise GpuRuntimeError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of the service; *interval_s* None means that only changes are published."""
+
+    oneshot: bool = False
+    timestamp: bool = True
+    interval_s: float | None = 60.0
+    machine_type_file: str = machine.PRODUCT_FILE
+
+
+class FeatureDiscovery:
+    """The service; *load* returns the config in force, or raises ConfigError."""
+
+    def __init__(
+        self,
+        load: Callable[[], Config],
+        publishers: Sequence[Publisher],
+        options: Options | None = None,
+        *,
+        healthz: str = "",
+        watch: Callable[[Roots], Watcher] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.load = load
+        self.config = load()
+        self.publishers = publishers
+        self.options = options or Options()
+        self.watch = watch or (lambda here: Watcher(driver_root=here.driver, dev_root=here.dev))
+        self.clock = clock
+        self.turns = Turns()
+        self.probes = probe_server(healthz, self.report) if healthz else None
+        self.problem = ""
+        self._timestamp = int(time.time())
+        self._published: dict[str, str] | None = None
+        self._next = 0.0
+        self._status = ""
+
+    async def run(self) -> None:
+        """Publish until a signal ends the service, or once.
+
+        Raises DriverError if the driver does not answer at start and the config says that this is
+        an error; with `oneshot` also the error of a publisher.
+        """
+        self.turns.take_signals()
+        if self.probes is not None:
+            await self.probes.start()
+        try:
+            async with self.watch(roots(self.config)) as observed:
+                async for turn in self.turns.of(observed, self._timeout):
+                    if turn.is_reload:
+                        self._load_again()
+                    await self._take(turn.update)
+                    if self.options.oneshot and self._published is not None:
+                        return
+        finally:
+            if self.probes is not None:
+                await self.probes.close()
+
+    def _timeout(self) -> float | None:
+        """Return the seconds until the labels are derived again, None if that needs a cause."""
+        if self.problem:
+            return _RETRY_S
+        interval = self.options.interval_s
+        return None if interval is None else max(self._next - self.clock(), 0.0)
+
+    async def _take(self, update: Update) -> None:
+        """Publish the labels of *update* if they have changed, or could not be published."""
+        status = update.status
+        if status.state is DriverState.STARTING:
+            return
+        self._status = "" if status.state is DriverState.READY else status.reason
+        if status.state is not DriverState.READY and self._published is None:
+            if self.config.fail_on_init_error:
+                raise DriverError(
+                    f"the driver is {status.state.value}: {status.reason or 'no answer'}",
+                    status.hint or "use --fail-on-init-error=false to wait for it",
+                )
+            if self.options.oneshot:
+                return
+        facts = await asyncio.to_thread(machine.read, self.options.machine_type_file)
+        current = labels.node_labels(
+            update.model,
+            facts,
+            mig_strategy=self.config.mig_strategy,
+            sharing=shared(self.config),
+            timestamp=self._timestamp if self.options.timestamp else None,
+        )
+        if self.options.interval_s is not None:
+            self._next = self.clock() + self.options.interval_s
+        if current == self._published and not self.problem:
+            return
+        try:
+            for publisher in self.publishers:
+                await asyncio.to_thread(publisher.publish, current)
+        except GpuRuntimeError as error:
+            if self.options.oneshot:
+                raise
+            if self.problem != str(error):
+                log.error("%s", error.lines())
+            self.problem = str(error)
+            return
+        self.problem = ""
+        self._published = current
+        log.info("published %d labels", len(current))
+
+    def _load_again(self) -> None:
+        """Use the config as it is now; keep the one in force if the new one cannot be used."""
+        try:
+            self.config = self.load()
+        except ConfigError as error:
+            log.error("the new config is not used: %s", error.lines())
+            return
+        self._timestamp = int(time.time())
+        log.info("the config was read again")
+
+    def report(self) -> Report:
+        """Return the state of the service for probes."""
+        reasons = [text for text in (self._status, self.problem) if text]
+        if self._published is None and not reasons:
+            reasons = ["no labels are published yet"]
+        return Report(tuple(reasons), {"labels": len(self._published or ())})
+
+
+def shared(config: Config) -> dict[str, labels.Sharing]:
+    """Return how the resources of *config* are shared, by name without the domain."""
+    if config.sharing is None:
+        return {}
+    strategy = _STRATEGIES[config.sharing.kind]
+    return {
+        resource.name.removeprefix(f"{DEFAULT_DOMAIN}/"): labels.Sharing(
+            strategy, resource.replicas, renamed=resource.new_name != resource.name
+        )
+        for resource in config.sharing.resources
+    }

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Feature discovery on a simulated node: the whole program."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from node.node_host import NodeHost, gpu_lines
+
+PATIENCE_S = 30
+PRODUCT = "nvidia.com/gpu.product"
+
+
+def command(root: Path, *options: str) -> list[str]:
+    """Return the command line of feature discovery for the driver below *root*."""
+    program = "import sys; from gpunode.cli.main import main; sys.argv[0] = 'gpu-node'; main()"
+    words = ("feature-discovery", f"--nvidia-driver-root={root}", "--no-timestamp")
+    return [sys.executable, "-c", program, *words, *options]
+
+
+def labels(path: Path) -> dict[str, str]:
+    """Return the labels of a file."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return dict(line.split("=", 1) for line in lines)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until *condition* holds."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_once(tmp_path: Path) -> None:
+    """On standard output, in order; the options of the config file count."""
+    host = NodeHost(tmp_path)
+    (tmp_path / "c.yaml").write_text(
+        "version: v1\n"
+        "flags: {gfd: {oneshot: true}}\n"
+        "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n"
+    )
+    done = subprocess.run(
+        command(host.root, "--output-file=", f"--config-file={tmp_path}/c.yaml"),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
+    )
+    lines = done.stdout.splitlines()
+    assert lines == sorted(lines)
+    assert f"{PRODUCT}=NVIDIA-H100-80GB-HBM3-SHARED" in lines
+    assert "nvidia.com/gpu.count=2" in lines
+    assert "nvidia.com/gpu.replicas=4" in lines
+
+
+def test_labels_stay_when_the_program_ends(tmp_path: Path) -> None:
+    """Complaint 23: they come with the driver, follow the GPUs, and are kept."""
+    host = NodeHost(tmp_path)
+    host.remove_libraries()
+    path = tmp_path / "features"
+    process = subprocess.Popen(
+        command(host.root, "--fail-on-init-error=false", f"--output-file={path}"),
+        stderr=subprocess.PIPE,
+    )
+    try:
+        until(lambda: "nvidia.com/gpu.machine" in labels(path))
+        assert PRODUCT not in labels(path)
+        host.restore_libraries()
+        until(lambda: PRODUCT in labels(path))
+        host.lines = gpu_lines(1)
+        host.say()
+        until(lambda: labels(path)["nvidia.com/gpu.count"] == "1")
+        host.unload_module()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(5) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    assert labels(path)["nvidia.com/gpu.count"] == "1"
+    assert [name for name in os.listdir(tmp_path) if name.startswith(".")] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--oneshot"], "the driver is absent"),
+        (["--node-labels"], "the name of the node is empty"),
+        (["--use-node-feature-api"], "the name of the node is empty"),
+        (["--sleep-interval=often"], '--sleep-interval is "often"'),
+        (["--mig-strategy=all"], '--mig-strategy is "all"'),
+    ],
+)
+def test_errors(tmp_path: Path, options: list[str], message: str) -> None:
+    """One line and a hint."""
+    environment = {name: os.environ[name] for name in ("PATH",)}
+    done = subprocess.run(
+        command(tmp_path, f"--output-file={tmp_path}/f", *options),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+        env=environment,
+    )
+    assert done.returncode in (1, 2)
+    assert message in done.stderr
+    assert "\nhint: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "f").exists()
