@@ -24,6 +24,7 @@ import effort
 import prepare
 import pytest
 from hypothesis import settings
+from kubernetes import cluster
 
 REQUIRE = "GPURUNTIME_TEST_REQUIRE"
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
@@ -32,6 +33,7 @@ PRIVILEGED = {
     "system": ("runc", "crun"),
     "newer_engines": (),
     "engine": ("dockerd", "docker", "containerd", "ctr", "podman"),
+    "kubernetes": cluster.PROGRAMS,
 }
 TIERS = ("unit", "property", "conformance", *PRIVILEGED)
 OUTCOMES = {"passed": "passed", "failed": "failed", "error": "failed", "skipped": "skipped"}
@@ -181,6 +183,8 @@ def why_not(item: pytest.Item) -> str | None:
         missing = [name for name in needed if shutil.which(name, path=PATH) is None]
         if missing:
             return f"tier {tier}: not installed: {', '.join(missing)}"
+        if tier == "kubernetes" and cluster.script() is None:
+            return f"tier {tier}: {cluster.SCRIPT} is not in the directory KUBERNETES or on PATH"
     return None
 
 

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Unpack the C libraries of distributions: `make image-packages`, for tests of `explain --rootfs`.
+"""Unpack packages of distributions for tests: `make image-packages`.
 
-The packages are Debian's, fetched as those of `make driver-root` are; nothing is installed. The
-results are build/image-packages/NAME, root file systems with little else.
+They are C libraries, for tests of `explain --rootfs`, and a checker of alert rules. The packages
+are Debian's, fetched as those of `make driver-root` are; nothing is installed. The results are
+build/image-packages/NAME, root file systems with little else.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "simhost"))
 import fetch_driver
 
 ROOT = fetch_driver.CHECKOUT / "build" / "image-packages"
-# Name → suite and packages. Alpine's C library is musl, which Debian has too.
+# Name → suite and packages. Alpine's C library is musl, which Debian has too; prometheus has
+# promtool, for tests of the alert rules.
 TREES = {
     "debian": ("bookworm", ("libc6", "libgcc-s1", "libstdc++6", "coreutils")),
     "old-glibc": ("bullseye", ("libc6", "libgcc-s1", "libstdc++6", "coreutils")),
     "musl": ("bookworm", ("musl",)),
+    "prometheus": ("bookworm", ("prometheus",)),
 }
 
 
