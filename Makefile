@@ -13,12 +13,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find cdi gpuruntime hooks -name '*.py')
 
+# For the tests; see test-kubernetes.
+export KUBERNETES
 # Set by `make -s`: the scripts then print nothing but errors.
 export QUIET := $(findstring s,$(filter-out --%,$(firstword -$(MAKEFLAGS))))
 SAY = @[ -n '$(QUIET)' ] || echo >&2
 
 .PHONY: help setup packages demo-packages programs needs-root demo check test test-all lint style types imports prepared unit conformance perf bench fuzz races mutants record \
-  test-newer-engines test-switch test-vm clean driver-root image-packages install uninstall deb test-install \
+  test-kubernetes test-newer-engines test-switch test-vm clean protos driver-root image-packages install uninstall deb test-install \
   bundle wheel release
 
 help: ## list the targets
@@ -28,7 +30,7 @@ help: ## list the targets
 setup: packages programs ## install missing Debian packages, make .venv with all commands, compile the launcher
 
 packages:
-	@PYTHON='$(PYTHON)' scripts/setup demo test
+	@PYTHON='$(PYTHON)' scripts/setup demo test $(if $(KUBERNETES),kubernetes)
 
 # The build and the demo need few packages; a machine for the tests needs all of them.
 demo-packages:
@@ -118,6 +120,12 @@ test-newer-engines: setup ## have podman, docker and containerd of newer Debian 
 	@PYTHONPATH=tests $(BIN)/python tests/newer_engines/fetch.py
 	@$(BIN)/python -m pytest tests/newer_engines
 
+# KUBERNETES: a directory with k8s-up.sh and the programs of Kubernetes.
+test-kubernetes: needs-root setup ## offer GPUs to a real Kubernetes: make test-kubernetes KUBERNETES=DIR
+	@[ -n '$(KUBERNETES)' ] || { echo 'test-kubernetes: KUBERNETES names no directory' >&2; \
+	  echo 'hint: run: make test-kubernetes KUBERNETES=DIR' >&2; exit 1; }
+	@GPURUNTIME_TEST_REQUIRE=kubernetes $(BIN)/python -m pytest -q tests/kubernetes
+
 test-switch: needs-root setup ## switch a simulated node from the incumbent to us and back, with the installed engines
 	@$(BIN)/python -m pytest -qq tests/switch
 
@@ -129,13 +137,15 @@ perf: setup ## count the instructions of loading and generating CDI specs
 	@$(BIN)/python tests/perf/generate.py
 
 # FIRST=1: ahead of the machine's other processes. RUNTIME: names and paths of others. REPLAY=off: a
-# launcher that repeats no create. Words of the command are in the page that DOC=1 writes.
+# launcher that repeats no create. PEER: another device plugin with the same flags. Words of the command are in
+# the page that DOC=1 writes.
 BENCH_WORDS = $(foreach word,REPS FIRST REPLAY,$(if $($(word)),$(word)=$($(word)))) $(if $(RUNTIME),RUNTIME="$(RUNTIME)")
-bench: needs-root setup ## measure our cost between engines and runc: make bench REPS=40 FIRST=1 RUNTIME=NAME=PATH DOC=1
+bench: needs-root setup ## measure our cost between engines and runc, and as a device plugin: make bench REPS=40 FIRST=1 RUNTIME=NAME=PATH PEER=PATH DOC=1
 	@PYTHONPATH=tests $(BIN)/python tests/bench/measure.py --reps '$(or $(REPS),40)' $(if $(FIRST),--first) \
 	  $(if $(filter off,$(REPLAY)),--without-replay) \
 	  $(if $(VIEWS),--views --out build/bench/views.json) $(if $(DOC),--doc docs/development/performance.md) \
 	  $(foreach other,$(RUNTIME),--runtime '$(other)') --said '$(strip $(BENCH_WORDS))'
+	@PYTHONPATH=tests PEER='$(PEER)' $(BIN)/python tests/bench/device_plugin.py
 
 fuzz: setup ## fuzz every parser of privileged code, print executions and coverage: make fuzz SECONDS=30
 	@PYTHONPATH=tests $(BIN)/python tests/fuzz/targets.py '$(or $(SECONDS),30)'
@@ -151,10 +161,13 @@ record: needs-root setup ## record what the programs of a checkout write: make r
 	@$(BIN)/python tests/record/record.py --checkout '$(or $(CHECKOUT),$(CURDIR))' --out '$(OUT)'
 	@$(if $(OLD),$(BIN)/python tests/record/record.py compare '$(OLD)' '$(OUT)')
 
+protos: setup ## generate the modules of gpunode/kubelet/proto from their .proto files
+	@scripts/protos $(BIN)/python .
+
 driver-root: setup ## unpack NVIDIA's real user space: make driver-root VERSION=550 or VERSION=535
 	@$(BIN)/python tests/simhost/fetch_driver.py '$(or $(VERSION),550)'
 
-image-packages: setup ## unpack C libraries of distributions, for tests of explain --rootfs
+image-packages: setup ## unpack packages of distributions for tests: C libraries, promtool
 	@$(BIN)/python tests/image_packages.py
 
 # systemd and udev read only directories below /usr and /usr/local: for another PREFIX, name one of those.
@@ -165,16 +178,17 @@ UDEVDIR ?= $(PREFIX)/lib/udev/rules.d
 # $(1) as one word of the shell.
 quoted = '$(subst ','\'',$(1))'
 
-install: ## install into $(DESTDIR)$(PREFIX): make install PREFIX=/usr/local DESTDIR= COMPAT=nvidia
+# NODE=1: gpu-node as well, with what it needs.
+install: ## install into $(DESTDIR)$(PREFIX): make install PREFIX=/usr/local DESTDIR= COMPAT=nvidia NODE=1
 	@DESTDIR=$(call quoted,$(DESTDIR)) PREFIX=$(call quoted,$(PREFIX)) UNITDIR=$(call quoted,$(UNITDIR)) \
-	  UDEVDIR=$(call quoted,$(UDEVDIR)) COMPAT=$(call quoted,$(COMPAT)) START_PYTHON='$(START_PYTHON)' PYTHON='$(PYTHON)' CC='$(CC)' LAUNCHER_FLAGS='$(LAUNCHER_FLAGS)' \
+	  UDEVDIR=$(call quoted,$(UDEVDIR)) COMPAT=$(call quoted,$(COMPAT)) NODE=$(call quoted,$(NODE)) START_PYTHON='$(START_PYTHON)' PYTHON='$(PYTHON)' CC='$(CC)' LAUNCHER_FLAGS='$(LAUNCHER_FLAGS)' \
 	  VERSION='$(OUR_VERSION)' scripts/install
 
 uninstall: ## remove what make install has installed with the same PREFIX and DESTDIR
 	@DESTDIR=$(call quoted,$(DESTDIR)) PREFIX=$(call quoted,$(PREFIX)) scripts/uninstall
 
 # For another architecture name its compiler: CC=aarch64-linux-gnu-gcc.
-deb: ## build the Debian packages gpuruntime and gpuruntime-nvidia-compat below build/deb
+deb: ## build the Debian packages gpuruntime, gpuruntime-nvidia-compat and gpu-node below build/deb
 	@PYTHON='$(PYTHON)' CC='$(CC)' LAUNCHER_FLAGS='$(LAUNCHER_FLAGS)' VERSION='$(OUR_VERSION)' \
 	  DEB_VERSION='$(DEB_VERSION)' scripts/deb
 

@@ -3,6 +3,11 @@
 
 They are made from the commands, and from the table of hooks that `--help` prints, so they have
 every option and no other.
+
+    pages.py DIRECTORY [nvidia] [NODE]
+
+"nvidia": the incumbent's names as well. NODE: the program gpu-node as well; the directory with
+what it needs besides gpuruntime's dependencies.
 """
 
 from __future__ import annotations
@@ -188,20 +193,32 @@ def write_pages(place: str, name: str, command: click.Command, parent: Any = Non
                 write_pages(place, f"{name} {word}", child, context)
 
 
-def write_completions(place: str, name: str, command: click.Command) -> None:
+def write_completions(
+    place: str, name: str, command: click.Command, variable: str = cli.COMPLETE_VARIABLE
+) -> None:
     """Write the script by which each shell asks the program *name* for completions."""
     for shell, pattern in PLACES.items():
         kind = shell_completion.get_completion_class(shell)
         assert kind is not None
-        asking = kind(command, {}, name, cli.COMPLETE_VARIABLE)
+        asking = kind(command, {}, name, variable)
         # Not `source()`, which looks at the shell of the machine that builds.
         text = asking.source_template % asking.source_vars()
         write(os.path.join(place, pattern.format(name)), f"{text.strip()}\n")
 
 
+def write_node_pages(place: str, directory: str) -> None:
+    """Write pages and completions of gpu-node, whose dependencies are in *directory*."""
+    sys.path.append(directory)
+    from gpunode.cli import main as node  # noqa: PLC0415 (it is not always there)
+
+    write_pages(place, node.PROGRAM, node.root)
+    write_completions(place, node.PROGRAM, node.root, node.COMPLETE_VARIABLE)
+
+
 def main() -> None:
-    """Write below the directory of the first argument; the second may be "nvidia"."""
-    place, *compat = sys.argv[1:]
+    """Write below the directory of the first argument."""
+    place, *words = sys.argv[1:]
+    node = [word for word in words if word != "nvidia"]
     write_pages(place, "gpuruntime", cli.root)
     write_completions(place, "gpuruntime", cli.root)
     pages = {
@@ -212,13 +229,15 @@ def main() -> None:
     links = {}
     for name, text in pages.items():
         write(os.path.join(place, "man", "man8", f"{name}.8"), text)
-        if compat == ["nvidia"]:
+        if "nvidia" in words:
             links |= dict.fromkeys(INCUMBENT_NAMES[name], (8, f"{name}.8"))
-    if compat == ["nvidia"]:
+    if "nvidia" in words:
         write_pages(place, container_cli.PROGRAM, container_cli.root)
         write_completions(place, "nvidia-ctk", cli.root)
         write_completions(place, container_cli.PROGRAM, container_cli.root)
         links["nvidia-ctk"] = (1, "gpuruntime.1")
+    if node:
+        write_node_pages(place, node[0])
     for name, (section, target) in links.items():
         path = os.path.join(place, "man", f"man{section}", f"{name}.{section}")
         write(path, f".so man{section}/{target}\n")

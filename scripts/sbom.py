@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Print what is in a release as a CycloneDX 1.6 document: `sbom.py DIRECTORY VERSION TIME`.
 
-Of what it is made: the pins of requirements/runtime.txt, whose digests are those of every file
-that a pin allows; the distribution's packages whose files the bundle has (`bundled-packages` in
-the directory, see scripts/bundle); the files themselves. TIME is in seconds since 1970. The same
-input gives the same bytes.
+Of what it is made: the pins of requirements/node.txt, which has those of requirements/runtime.txt
+among them, with the digests of every file that a pin allows; the distribution's packages whose
+files the bundle has (`bundled-packages` in the directory, see scripts/bundle); the files
+themselves. TIME is in seconds since 1970. The same input gives the same bytes.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from urllib.parse import quote
 
 TREE = Path(__file__).parents[1]
 PINS = TREE / "requirements" / "runtime.txt"
+NODE_PINS = TREE / "requirements" / "node.txt"
+NODE_PACKAGE = "gpu-node_"
 BUNDLED = "bundled-packages"
 LICENSE = [{"license": {"id": "Apache-2.0"}}]
 # Names UUIDs of documents that are made of these contents.
@@ -85,16 +87,19 @@ def files(directory: Path) -> list[dict[str, Any]]:
 
 def document(directory: Path, version: str, seconds: int, distribution: str) -> dict[str, Any]:
     """Return the document for the files in *directory*."""
-    pins = pinned(PINS.read_text())
+    pins = pinned(NODE_PINS.read_text())
     packages = packaged((directory / BUNDLED).read_text(), distribution)
     published = files(directory)
     root = f"pkg:generic/gpuruntime@{version}"
-    libraries = sorted(item["bom-ref"] for item in pins)
+    libraries = sorted(item["bom-ref"] for item in pinned(PINS.read_text()))
+    node_libraries = sorted({item["bom-ref"] for item in pins} - {*libraries})
     dependencies = [{"ref": root, "dependsOn": libraries}]
     for item in published:
         # The others take an interpreter and its libraries from where they are installed.
         is_bundle = re.search(r"-linux-\w+\.tar\.gz$", item["name"]) is not None
         inside = sorted(package["bom-ref"] for package in packages) if is_bundle else []
+        if item["name"].startswith(NODE_PACKAGE):
+            inside = node_libraries
         dependencies.append({"ref": item["bom-ref"], "dependsOn": [root, *inside]})
     made = {
         "bomFormat": "CycloneDX",

@@ -17,7 +17,8 @@ from simhost import artefacts
 from watched import build as watched
 
 TREE = Path(__file__).resolve().parents[1]
-PINS = TREE / "requirements" / "runtime.txt"
+# Those of the node services have those of the command line among them.
+PINS = TREE / "requirements" / "node.txt"
 WHEELS = TREE / "build" / "wheels" / f"{zlib.crc32(PINS.read_bytes()):x}"
 START_PYTHON = "/usr/bin/python3"
 
@@ -44,7 +45,7 @@ def driver() -> None:
 
 
 def wheels() -> None:
-    """Fetch the command line's dependencies, for each Python that tests install them with."""
+    """Fetch what the command lines depend on, for each Python that tests install them with."""
     if WHEELS.is_dir():
         return
     fresh = WHEELS.with_name(f"{WHEELS.name}.{os.getpid()}")
@@ -59,7 +60,7 @@ def wheels() -> None:
         )  # fmt: skip
         if done.returncode != 0:
             shutil.rmtree(fresh, ignore_errors=True)
-            raise PrepareError(f"dependencies of the command line: {done.stderr.strip()}")
+            raise PrepareError(f"dependencies of the command lines: {done.stderr.strip()}")
     try:
         fresh.rename(WHEELS)
     except OSError:

@@ -118,7 +118,7 @@ def build_packages() -> None:
 def dependencies() -> list[str]:
     """Return the names of the packages that ours depend on and recommend, and of those in WITH."""
     names = []
-    for package in (PACKAGES / "old").glob("*.deb"):
+    for package in (PACKAGES / "old").glob("gpuruntime*.deb"):
         for field in ("Depends", "Recommends"):
             text = output("dpkg-deb", "-f", str(package), field)
             names += [word.split()[0] for word in text.split(",") if word.strip()]
@@ -290,8 +290,11 @@ def compiled(root: Root) -> tuple[int, set[str]]:
 
 
 def packages_of(version: str) -> list[str]:
-    """Return the files in the root of our packages of *version*: "old" or "new"."""
-    files = sorted((PACKAGES / version).glob("*.deb"))
+    """Return the files in the root of our packages of *version*: "old" or "new".
+
+    Not gpu-node, which is for the Python of the machine that builds it alone.
+    """
+    files = sorted((PACKAGES / version).glob("gpuruntime*.deb"))
     return [f"/{CHECKOUT}/{file.relative_to(TREE)}" for file in files]
 
 

@@ -23,7 +23,7 @@ import releases
 from effort import IS_FULL
 
 TREE = Path(__file__).parents[2]
-OURS, COMPAT = "gpuruntime", "gpuruntime-nvidia-compat"
+OURS, COMPAT, NODE = "gpuruntime", "gpuruntime-nvidia-compat", "gpu-node"
 LIBRARY = "usr/lib/gpuruntime"
 # Distribution → its module.
 VENDORED = {"nvidia-ml-py": "pynvml.py", "tomlkit": "tomlkit/__init__.py"}
@@ -34,6 +34,7 @@ PROGRAMS = {
         *("nvidia-container-runtime-hook", "nvidia-container-runtime.cdi"),
         *("nvidia-container-runtime.legacy", "nvidia-container-toolkit", "nvidia-ctk"),
     ],
+    NODE: ["gpu-node"],
 }
 # The incumbent's packages that have one of these programs, or are of no use without them.
 INCUMBENTS = {
@@ -79,11 +80,11 @@ def files_of(place: Path) -> list[str]:
 
 def test_each_name_is_in_one_package(unpacked: dict[str, Path]) -> None:
     """The incumbent's names need its packages gone; ours do not."""
-    assert sorted(unpacked) == [OURS, COMPAT]
+    assert sorted(unpacked) == [NODE, OURS, COMPAT]
     for package, names in PROGRAMS.items():
         assert sorted(os.listdir(unpacked[package] / "usr/bin")) == names
-    shared = set(files_of(unpacked[OURS])) & set(files_of(unpacked[COMPAT]))
-    assert shared == set()
+    paths = [path for root in unpacked.values() for path in files_of(root)]
+    assert len(paths) == len(set(paths))
     for name in PROGRAMS[COMPAT]:
         target = unpacked[COMPAT] / "usr/bin" / os.readlink(unpacked[COMPAT] / "usr/bin" / name)
         relative = os.path.normpath(target.relative_to(unpacked[COMPAT]))
@@ -152,7 +153,7 @@ def test_no_config_file_is_dpkgs(unpacked: dict[str, Path]) -> None:
 def test_scripts_are_shell(unpacked: dict[str, Path]) -> None:
     """A syntax error in one of them makes a package that cannot even be removed."""
     scripts = [path for root in unpacked.values() for path in (root / "DEBIAN").glob("*[mt]")]
-    assert len(scripts) == 6
+    assert len(scripts) == 8
     for script in scripts:
         assert stat.S_IMODE(script.stat().st_mode) == 0o755
         done = subprocess.run(["sh", "-n", str(script)], capture_output=True, check=False)
@@ -178,6 +179,55 @@ def test_dependencies_are_debians_or_brought_along(
     expected = {f"python3-{renamed.get(k, k)} (>= {v})" for k, v in wanted.items()}
     expected.add(f"python3 ({project['requires-python'].replace('>=', '>= ')})")
     assert set(field(built[OURS], "Depends").split(", ")) == expected
+
+
+def test_the_node_services_bring_along_what_they_need(
+    built: dict[str, Path], unpacked: dict[str, Path]
+) -> None:
+    """And the runtime's package has none of it: hooks and engines work without gRPC."""
+    project = tomllib.loads((TREE / "pyproject.toml").read_text())["project"]
+    place = unpacked[NODE] / LIBRARY / "node"
+    for text in project["optional-dependencies"]["node"]:
+        name, least = text.split(">=")
+        (info,) = place.glob(f"{name.replace('-', '_')}-*.dist-info")
+        assert numbers(info.name.split("-")[1].removesuffix(".dist")) >= numbers(least)
+    brought = {path.name for path in place.iterdir()}
+    assert not brought & {"click", "jsonschema", "yaml", "pynvml.py", "tomlkit"}
+    for path in files_of(unpacked[OURS]):
+        assert "gpunode" not in path, path
+        assert "grpclib" not in path, path
+    version = field(built[OURS], "Version")
+    assert field(built[NODE], "Depends").split(", ")[0] == f"{OURS} (= {version})"
+    modules = {path for path in files_of(unpacked[NODE]) if "/gpunode/" in path}
+    sources = [path.relative_to(TREE) for path in TREE.glob("gpunode/**/*.py")]
+    sources += [path.relative_to(TREE) for path in TREE.glob("gpunode/**/*.json")]
+    assert modules == {f"{LIBRARY}/{path}" for path in sources}
+
+
+def test_the_node_program_runs_with_the_packages_alone(
+    built: dict[str, Path], unpacked: dict[str, Path]
+) -> None:
+    """By the distribution's Python; for its modules stand those that `make install` brings."""
+    script = (unpacked[NODE] / "usr/bin/gpu-node").read_text()
+    first, _, code = script.partition("\n")
+    assert first == "#!/usr/bin/python3 -ISB"
+    for package, name in ((NODE, "node"), (OURS, "venv/lib/python3/site-packages")):
+        code = code.replace(f'"/{LIBRARY}/{name}"', f'"{unpacked[package] / LIBRARY / name}"')
+    both = [str(unpacked[package] / LIBRARY) for package in (OURS, NODE)]
+    # Installed, they are one directory; the package gpunode is in the second.
+    code = code.replace(f'"/{LIBRARY}"', f'"{both[0]}", "{both[1]}"')
+    (version,) = re.findall(r"python3 \(>= ([0-9.]+)\)", field(built[NODE], "Depends"))
+    (brought, *_) = sorted(
+        TREE.glob(f"build/install/python{version}-*-runtime-*"), key=os.path.getmtime, reverse=True
+    )
+    code = code.replace('"/usr/lib/python3/dist-packages"', f'"{brought}"')
+    code = code.replace("main()", "import gpunode.kubelet.registration\nmain()")
+    done = subprocess.run(
+        ["/usr/bin/python3", "-ISB", "-c", code, "device-plugin", "--help"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--kubelet-socket" in done.stdout
 
 
 def numbers(version: str) -> list[int]:

@@ -294,6 +294,25 @@ def test_without_the_incumbents_names_there_is_no_config(tmp_path: Path) -> None
     assert contents(tmp_path) == {}
 
 
+def test_the_services_of_a_node_are_there_if_they_are_asked_for(tmp_path: Path) -> None:
+    """With what they need, in a directory that the other programs do not import from."""
+    installed_into(tmp_path, "NODE=1")
+    assert sorted(os.listdir(tmp_path / PREFIX / "bin")) == sorted([*OURS, "gpu-node"])
+    assert (tmp_path / PREFIX / "share/man/man1/gpu-node-device-plugin.1").exists()
+    assert (tmp_path / LIBRARY / "node" / "grpclib" / "__init__.py").exists()
+    for name in ("gpu-node", "gpuruntime"):
+        first, _, code = (tmp_path / PREFIX / "bin" / name).read_text().partition("\n")
+        assert first.endswith("/venv/bin/python -ISB")
+        code = code.replace('"/usr/local/', f'"{tmp_path}/usr/local/').replace("main()", "")
+        code += "import gpunode.kubelet.registration\nmain()"
+        command = [tmp_path / LIBRARY / "venv/bin/python", "-ISB", "-c", code, "--version"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode == 0) is (name == "gpu-node"), done.stderr
+    assert "No module named 'grpclib'" in done.stderr
+    assert make("uninstall", tmp_path)[0] == 0
+    assert contents(tmp_path) == {}
+
+
 def test_a_program_of_another_package_is_not_replaced(tmp_path: Path) -> None:
     """Nor is anything else done: half an installation is none."""
     path = tmp_path / PREFIX / "bin" / "nvidia-ctk"
@@ -317,6 +336,7 @@ def test_a_program_of_another_package_is_not_replaced(tmp_path: Path) -> None:
         ("DESTDIR=-x", 'install: DESTDIR="-x" looks like an option'),
         ("CC=/none/gcc", 'install: the compiler "/none/gcc" is not installed'),
         ("COMPAT=amd", 'install: COMPAT="amd" is unknown'),
+        ("NODE=yes", 'install: NODE="yes" is unknown'),
         ("START_PYTHON=/bin/false", 'install: "/bin/false" is no Python 3.9 or newer'),
     ],
 )

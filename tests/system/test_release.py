@@ -219,7 +219,7 @@ def test_what_is_no_sbom_is_seen(
 def test_the_sbom_has_every_pin_package_and_file(release: Path, sbom: dict[str, Any]) -> None:
     """What is left out of it cannot be looked up when a vulnerability is told."""
     components = {item["bom-ref"]: item for item in sbom["components"]}
-    text = (TREE / "requirements" / "runtime.txt").read_text()
+    text = (TREE / "requirements" / "node.txt").read_text()
     pins = re.findall(r"(?m)^([\w.-]+)==(\S+)", text)
     assert len(pins) >= 4
     for name, version in pins:
