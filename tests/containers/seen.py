@@ -95,11 +95,14 @@ def command(
 
 
 def play(
-    *scenario: str, program: Path = HERE / "scenario.py", host: Sequence[str] = ()
+    *scenario: str,
+    program: Path = HERE / "scenario.py",
+    host: Sequence[str] = (),
+    timeout: float = TIMEOUT_S,
 ) -> dict[str, Any]:
     """Play *scenario* of *program*, assert that the machine is unchanged, and return the results.
 
-    *host*: options of the simulated host.
+    *host*: options of the simulated host; *timeout*: seconds.
     """
     before = machine.of_machine()
     process = subprocess.Popen(
@@ -110,7 +113,7 @@ def play(
         text=True,
     )
     try:
-        output, errors = process.communicate(timeout=TIMEOUT_S)
+        output, errors = process.communicate(timeout=timeout)
     except BaseException:
         process.kill()
         process.communicate()

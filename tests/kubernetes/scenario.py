@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`scenario.py`: on the simulated host, offer its GPUs to a real Kubernetes and start pods.
+
+Prints one JSON object with what pods and node have seen. All files are in a tmpfs that ends with
+the host.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from cluster import Cluster, ClusterError, daemon_set, fail, pod, until
+
+BIN = Path(sys.prefix, "bin")
+# Short, since paths of sockets are limited; not in /run, which the cluster has one of its own of.
+WORK = Path(tempfile.mkdtemp(prefix="k", dir="/tmp"))
+LOG = WORK / "plugin.log"
+CONFIG = WORK / "shared.yaml"
+RESOURCE = "nvidia.com/gpu"
+GPUS = 4
+QUIET_S = 8
+PLUGIN = (str(BIN / "gpu-node"), "device-plugin")
+LOOK = "ls /dev/nvidia[0-9]*; env | grep NVIDIA_VISIBLE; exec sleep 1000"
+SHARED = f"""\
+version: v1
+sharing:
+  timeSlicing:
+    resources:
+    - name: {RESOURCE}
+      replicas: 2
+"""
+
+
+def started(cluster: Cluster, name: str, gpus: int) -> list[str]:
+    """Start a pod with *gpus* that stays; return what it sees."""
+    cluster.apply(pod(name, LOOK, {RESOURCE: gpus}))
+    until(lambda: cluster.phase(name) == "Running", f"pod {name} runs")
+    until(lambda: "NVIDIA_VISIBLE" in cluster.logs(name), f"pod {name} writes")
+    return cluster.logs(name).split()
+
+
+def life(cluster: Cluster) -> dict[str, Any]:
+    """Start pods around a restart of the kubelet, and while a GPU is sick."""
+    results: dict[str, Any] = {}
+    quiet = f"--health-quiet-time={QUIET_S}s"
+    with cluster.process(LOG, *PLUGIN, quiet):
+        cluster.until_amounts(RESOURCE, GPUS, GPUS)
+        results["two"] = started(cluster, "two", 2)
+        registrations = LOG.read_text().count("is registered with the kubelet")
+        cluster.run("restart-kubelet")
+        cluster.until_amounts(RESOURCE, GPUS, GPUS)
+        results["registrations"] = (
+            LOG.read_text().count("is registered with the kubelet") - registrations
+        )
+        results["two after restart"] = cluster.phase("two")
+        results["others"] = started(cluster, "others", 2)
+        cluster.delete("pod", "two", "others")
+        make_sick(0)
+        cluster.until_amounts(RESOURCE, GPUS, GPUS - 1)
+        results["back after"] = cluster.until_amounts(RESOURCE, GPUS, GPUS)
+    cluster.until_amounts(RESOURCE, GPUS, 0)
+    return results
+
+
+def make_sick(gpu: int) -> None:
+    """Have the driver report an XID of *gpu*."""
+    configuration = Path(os.environ["SIMHOST_CONF"])
+    text = configuration.read_text()
+    new = configuration.with_suffix(".new")
+    # Half a second after the file is there.
+    new.write_text(f"{text}at 0.5 xid {gpu} 62\n")
+    new.rename(configuration)
+
+
+def refused(cluster: Cluster) -> dict[str, Any]:
+    """Return the status of a pod whose request the plugin refuses."""
+    CONFIG.write_text(SHARED)
+    with cluster.process(LOG, *PLUGIN, "--config-file", str(CONFIG)):
+        cluster.until_amounts(RESOURCE, 2 * GPUS, 2 * GPUS)
+        cluster.apply(pod("refused", LOOK, {RESOURCE: 2}))
+        until(lambda: cluster.phase("refused") == "Failed", "the pod is refused")
+        status = cluster.get("pod", "refused")["status"]
+        cluster.delete("pod", "refused")
+        results = {"reason": status["reason"], "message": status["message"]}
+        results["one"] = started(cluster, "one", 1)
+        cluster.delete("pod", "one")
+    return results
+
+
+def in_pod(cluster: Cluster) -> dict[str, Any]:
+    """Offer the GPUs from a pod of a DaemonSet."""
+    cluster.until_amounts(RESOURCE, 2 * GPUS, 0)
+    variables = [f"{name}={os.environ[name]}" for name in ("SIMHOST_CONF", "PATH")]
+    cluster.apply(daemon_set("plugin", ["/usr/bin/env", *variables, *PLUGIN]))
+    try:
+        cluster.until_amounts(RESOURCE, GPUS, GPUS)
+        return {"one": started(cluster, "of-daemon-set", 1)}
+    except ClusterError as error:
+        text = cluster.run("kubectl", "logs", "-l", "app=plugin")
+        raise ClusterError(f"{error}\n{text}") from error
+
+
+def main() -> None:
+    """Play all, and print the results."""
+    if "SIMHOST" not in os.environ:
+        sys.exit("scenario: run this on the simulated host: simhost.py run -- scenario.py")
+    os.environ["PATH"] = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "work", WORK], check=True)
+    cluster = Cluster(WORK / "s", BIN / "gpu-container-runtime")
+    results: dict[str, Any] = {"namespace": os.readlink("/proc/self/ns/pid")}
+    try:
+        with cluster.up():
+            for play in (life, refused, in_pod):
+                results[play.__name__] = play(cluster)
+    except ClusterError as error:
+        fail(error, [LOG, *sorted((WORK / "s/logs").glob("kubelet.log"))])
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods of a real Kubernetes get the GPUs of a simulated host, by our plugin and our runtime."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from containers import seen
+
+SCENARIO = Path(__file__).with_name("scenario.py")
+# A cluster that does not come up must not hold up the other tests.
+TIMEOUT_S = 400
+pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, Any]:
+    """Return what the pods and the node have seen."""
+    return seen.play(program=SCENARIO, host=["--gpus", "4"], timeout=TIMEOUT_S)
+
+
+def gpus(lines: list[str]) -> set[str]:
+    """Return the device nodes of GPUs among what a pod sees."""
+    return {line for line in lines if re.fullmatch(r"/dev/nvidia[0-9]+", line)}
+
+
+def test_a_pod_gets_exactly_the_gpus_that_it_asks_for(results: dict[str, Any]) -> None:
+    """Two of four, by the variable of the plugin and our OCI runtime."""
+    assert len(gpus(results["life"]["two"])) == 2
+
+
+def test_a_restart_of_the_kubelet_takes_no_gpu_from_a_pod(results: dict[str, Any]) -> None:
+    """The kubelet removes the plugin's socket; the other pod gets the other two GPUs."""
+    life = results["life"]
+    assert life["registrations"] == 1
+    assert life["two after restart"] == "Running"
+    assert gpus(life["others"]) == {f"/dev/nvidia{n}" for n in range(4)} - gpus(life["two"])
+
+
+def test_a_sick_gpu_is_offered_again_after_a_quiet_time(results: dict[str, Any]) -> None:
+    """The node had one GPU less meanwhile, and the plugin was not restarted."""
+    assert results["life"]["back after"] > 0
+
+
+def test_the_text_of_a_refused_allocation_is_in_the_status_of_the_pod(
+    results: dict[str, Any],
+) -> None:
+    """It is all that the user sees."""
+    assert results["refused"]["reason"] == "UnexpectedAdmissionError"
+    assert "failRequestsGreaterThanOne" in results["refused"]["message"]
+    # The control: one unit of a shared GPU.
+    assert len(gpus(results["refused"]["one"])) == 1
+
+
+def test_the_plugin_works_in_a_pod_of_a_daemon_set(results: dict[str, Any]) -> None:
+    """With the same result for another pod."""
+    assert len(gpus(results["in_pod"]["one"])) == 1
