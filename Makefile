@@ -30,7 +30,7 @@ help: ## list the targets
 setup: packages programs ## install missing Debian packages, make .venv with all commands, compile the launcher
 
 packages:
-	@PYTHON='$(PYTHON)' scripts/setup demo test $(if $(KUBERNETES),kubernetes)
+	@PYTHON='$(PYTHON)' scripts/setup demo test$(if $(KUBERNETES), kubernetes)
 
 # The build and the demo need few packages; a machine for the tests needs all of them.
 demo-packages:

@@ -16,6 +16,9 @@ LANGUAGES = {"console", "sh", "yaml", "toml", "json", "text", "Dockerfile"}
 # Page with such blocks → the test that compares them, "" for a figure.
 TEXTS = {
     "docs/concepts/architecture.md": "",
+    # Files that a program reads.
+    "docs/development/simulated-host.md": "",
+    "docs/reference/metrics.md": "",
     "docs/reference/prestart.md": "tests/system/test_device_grants.py",
     "docs/reference/requirements.md": "tests/unit/gpuruntime/request/test_requirements.py",
 }
