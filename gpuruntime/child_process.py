@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # signal without enum
 import os
+import select
 import time
 
 TYPE_CHECKING = False
@@ -27,6 +28,9 @@ FLOODED = "flooded"
 # How long to wait for a killed process; SIGKILL may not end a process that waits in the driver.
 _GRACE_S = 0.5
 _STEP_S = 0.001
+# How long to wait for the pipes of children: one whose pipe is held open by a process that it has
+# started is noticed to have ended after that time.
+_PIPES_STEP_S = 0.01
 _CHUNK_BYTES = 1 << 16
 
 
@@ -94,6 +98,15 @@ class Child:
         if self._is_complete and has_ended:
             self._how = ENDED
         return has_moved
+
+    def pending(self) -> list[tuple[int, int]]:
+        """Return the descriptors to wait for, and the event of `poll` for each."""
+        events = []
+        if self._input >= 0:
+            events.append((self._input, select.POLLOUT))
+        if self._output >= 0 and not self._is_complete:
+            events.append((self._output, select.POLLIN))
+        return events
 
     def is_done(self) -> bool:
         """Return whether the child has ended, or its output is larger than the limit."""
@@ -247,6 +260,17 @@ def fork(body: Callable[[int], int]) -> Child:
     return Child(pid, reader)
 
 
+def _wait(events: list[tuple[int, int]]) -> None:
+    """Wait a moment, not longer than until one of *events* has come."""
+    if not events:
+        time.sleep(_STEP_S)
+        return
+    poll = select.poll()
+    for event in events:
+        poll.register(*event)
+    poll.poll(_PIPES_STEP_S * 1000)
+
+
 def finish(
     children: Sequence[Child],
     deadline_s: float,
@@ -274,7 +298,7 @@ def finish(
             if not has_moved:
                 if look is not None:
                     look()
-                time.sleep(_STEP_S)
+                _wait([event for child in children for event in child.pending()])
     finally:
         for child in children:
             if child not in outcomes:

@@ -105,8 +105,8 @@ class Session:
             problems.append(errors.escape(error.message))
             return None
 
-    def _query(self, library: str, _deadline_s: float) -> nvml.Answer:
-        """Return the answer of NVML, which is loaded once; raise DriverError."""
+    def _query(self, library: str, _deadline_s: float) -> nvml.AnsweredQuery:
+        """Return the answer of NVML, which is loaded once, as a query; raise DriverError."""
         if self._nvml is None:
             try:
                 self._nvml = nvml_calls.Nvml(library)
@@ -122,7 +122,7 @@ class Session:
             self._response = nvml_calls.describe(self._nvml, self._proc)
         except nvml_calls.NvmlError as error:
             raise nvml.failure(library, str(error), error.code, self._proc) from None
-        return nvml.answer_of(self._response)
+        return nvml.AnsweredQuery(nvml.answer_of(self._response))
 
     @property
     def nvml(self) -> Nvml:

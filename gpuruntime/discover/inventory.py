@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import stat
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from gpuruntime.discover import (
     user_space,
     user_space_version,
 )
-from gpuruntime.errors import DiscoveryError, DriverError
+from gpuruntime.errors import DiscoveryError, DriverError, GpuRuntimeError
 from gpuruntime.model import (
     GDS,
     Driver,
@@ -46,7 +47,7 @@ def discover(  # noqa: PLR0913 (options, given by name)
     environment: bool = True,
     deadline_s: float = nvml.DEADLINE_S,
     on_own_limits: Callable[[], object] = bool,
-    query: Callable[[str, float], nvml.Answer] = nvml.query,
+    query: Callable[[str, float], nvml.Query | nvml.AnsweredQuery] = nvml.Query,
     proc: str = "/proc",
     sys: str = "/sys",
 ) -> Inventory:
@@ -55,7 +56,7 @@ def discover(  # noqa: PLR0913 (options, given by name)
     With *management*, the inventory lists no GPUs, but the nodes of all of them. If not *strict*,
     GPUs and control nodes may be missing. With *environment*, its variables name further
     directories of files. *on_own_limits* is called if a GPU is left out that another process may
-    get. *query* returns the answer of the NVML at a path within a time: a process that has loaded
+    get. *query* starts the query of the NVML at a path, with a deadline; a process that has loaded
     NVML asks it there. *proc* and *sys* are the directories of the kernel's files.
 
     Raises DriverError if the driver does not respond within *deadline_s*, DiscoveryError if files
@@ -69,17 +70,24 @@ def discover(  # noqa: PLR0913 (options, given by name)
         except DriverError:
             platform.refuse_tegra(root)
             raise
-        response = query(library, deadline_s)
-        if not response.is_shared:
-            on_own_limits()
-        platform.refuse_integrated(response.gpus)
-        driver = user_space.find_driver(
+        find_driver = functools.partial(
+            user_space.find_driver,
             root,
-            response.driver_version,
             library_search_path=library_search_path,
             config_search_path=config_search_path,
             environment=environment,
         )
+        with query(library, deadline_s) as started:
+            # NVML takes its time: the files of the loaded driver are searched for meanwhile.
+            early_driver = _driver_of_module(root, find_driver)
+            response = started.answer()
+        if not response.is_shared:
+            on_own_limits()
+        platform.refuse_integrated(response.gpus)
+        if early_driver is not None and early_driver.version == response.driver_version:
+            driver = early_driver
+        else:
+            driver = find_driver(response.driver_version)
         if management:
             return Inventory(
                 driver=driver,
@@ -136,6 +144,20 @@ def discover_features(driver_root: str, dev_root: str) -> Inventory:
         features=features,
         gds_files=_gds_files(root) if features[GDS] else (),
     )
+
+
+def _driver_of_module(
+    root: user_space.DriverRoot, find_driver: Callable[[str], Driver]
+) -> Driver | None:
+    """Return the driver of the loaded module's version; None without one, or if it fails.
+
+    An error is raised later, when NVML has answered, whose errors come first.
+    """
+    version = user_space_version.of_module(root) or user_space_version.of_module(root.host)
+    try:
+        return find_driver(version) if version else None
+    except GpuRuntimeError:
+        return None
 
 
 @contextmanager

@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import time
-from typing import Any
 
 from gpuruntime import child_process, remedies
 from gpuruntime.discover import nvml_calls
@@ -23,6 +22,10 @@ from gpuruntime.formats.driver_version import of_module_text, of_name
 from gpuruntime.model import Gpu, LeftOutDevice, MigDevice
 from gpuruntime.record import Record
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 DEADLINE_S = 30.0
 # A process that sleeps in the kernel without a break for this long before the deadline waits for
 # the driver. The kernel throttles a process above memory.high for less time than this.
@@ -31,6 +34,8 @@ _WATCH_S = 3.0
 _WATCHED_PART = 0.25
 # The interval at which the process is observed in that time.
 _LOOK_S = 0.05
+# The least time to read what a child has written, for a caller that comes after the deadline.
+_READ_S = 0.2
 _ANSWER_BYTES = 8 << 20
 
 
@@ -76,33 +81,88 @@ def query(library: str, deadline_s: float = DEADLINE_S, *, proc: str = "/proc") 
     not return in *deadline_s* seconds; its subclass NoAnswerError if the library cannot be loaded,
     or if this process's own limits may be the cause.
     """
-    end = time.monotonic() + deadline_s
-    try:
-        child = child_process.fork(lambda writer: _be_child(writer, library, deadline_s, proc))
-    except OSError as error:
-        raise NoAnswerError(
-            f'cannot start the process that calls "{library}": {error.strerror}',
-            "end other processes, or raise the limit on their number",
-        ) from error
-    watch = _SleepWatch(child.pid, end - min(_WATCH_S, deadline_s * _WATCHED_PART), end)
-    outcome = child.finish(deadline_s, _ANSWER_BYTES, watch.look)
-    # A child whose exit hangs in the driver may still have written its whole answer.
-    if outcome.how == child_process.LATE:
-        message = f'the driver did not answer in {deadline_s:g} s: "{library}"'
-        hint = remedies.CHECK_LOG
-        if watch.has_slept:
-            raise DriverError(message, hint)
-        raise NoAnswerError(message, f"{hint}, and for a CPU limit on the cgroup of the runtime")
-    try:
-        response = json.loads(outcome.output)
-    except ValueError:
-        raise NoAnswerError(
-            f'"{library}" ended the process that asked it, {_how(outcome.status)}',
-            remedies.CHECK_NVIDIA_SMI,
-        ) from None
-    if "error" in response:
-        raise failure(library, response["error"], response.get("code"), proc)
-    return answer_of(response)
+    with Query(library, deadline_s, proc=proc) as started:
+        return started.answer()
+
+
+class Query:
+    """A query of NVML that has been started; the caller may do other work before its answer.
+
+    A context manager: at its end, a child that has not been waited for is killed.
+    """
+
+    def __init__(
+        self, library: str, deadline_s: float = DEADLINE_S, *, proc: str = "/proc"
+    ) -> None:
+        """Start the child; for the arguments and what is raised, see the function `query`."""
+        self._library = library
+        self._deadline_s = deadline_s
+        self._proc = proc
+        self._end = time.monotonic() + deadline_s
+        try:
+            self._child = child_process.fork(
+                lambda writer: _be_child(writer, library, deadline_s, proc)
+            )
+        except OSError as error:
+            raise NoAnswerError(
+                f'cannot start the process that calls "{library}": {error.strerror}',
+                "end other processes, or raise the limit on their number",
+            ) from error
+        self._is_finished = False
+
+    def __enter__(self) -> Query:  # noqa: PYI034 (Self is newer than Python 3.9)
+        """Return this query."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Kill the child unless `answer` has waited for it."""
+        if not self._is_finished:
+            self._child.close()
+
+    def answer(self) -> Answer:
+        """Wait for the answer of NVML and return it; for what is raised, see `query`."""
+        watched_s = min(_WATCH_S, self._deadline_s * _WATCHED_PART)
+        watch = _SleepWatch(self._child.pid, self._end - watched_s, self._end)
+        self._is_finished = True
+        left_s = max(self._end - time.monotonic(), _READ_S)
+        outcome = self._child.finish(left_s, _ANSWER_BYTES, watch.look)
+        # A child whose exit hangs in the driver may still have written its whole answer.
+        if outcome.how == child_process.LATE:
+            message = f'the driver did not answer in {self._deadline_s:g} s: "{self._library}"'
+            hint = remedies.CHECK_LOG
+            if watch.has_slept:
+                raise DriverError(message, hint)
+            raise NoAnswerError(
+                message, f"{hint}, and for a CPU limit on the cgroup of the runtime"
+            )
+        try:
+            response = json.loads(outcome.output)
+        except ValueError:
+            raise NoAnswerError(
+                f'"{self._library}" ended the process that asked it, {_how(outcome.status)}',
+                remedies.CHECK_NVIDIA_SMI,
+            ) from None
+        if "error" in response:
+            raise failure(self._library, response["error"], response.get("code"), self._proc)
+        return answer_of(response)
+
+
+class AnsweredQuery:
+    """A query whose answer is known, for a process that asks the NVML that it has loaded."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+
+    def __enter__(self) -> AnsweredQuery:  # noqa: PYI034 (Self is newer than Python 3.9)
+        """Return this query."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing: there is no child."""
+
+    def answer(self) -> Answer:
+        """Return the answer."""
+        return self._answer
 
 
 def answer_of(response: dict[str, Any]) -> Answer:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import sys
 from typing import Any
 
 from gpuruntime import remedies
@@ -94,6 +95,11 @@ class Nvml:
 
     def __init__(self, path: str) -> None:
         """Load the library; raise OSError."""
+        # pynvml imports a function of this module and does not call it. The module itself would
+        # load subprocess, tempfile and twenty more, for longer than pynvml takes.
+        util = type(sys)("ctypes.util")
+        util.find_library = None  # type: ignore[attr-defined]
+        sys.modules.setdefault("ctypes.util", util)
         import pynvml  # noqa: PLC0415 (large: only the child imports it)
 
         # pynvml would load the first libnvidia-ml.so.1 on the loader's path.

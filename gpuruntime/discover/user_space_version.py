@@ -7,7 +7,7 @@ from gpuruntime import remedies
 from gpuruntime.discover.driver_errors import MismatchedDriverError
 from gpuruntime.discover.search_paths import CUDA_NAME, NVML_NAME
 from gpuruntime.errors import DriverError
-from gpuruntime.formats.driver_version import VERSION, of_module_text, of_name
+from gpuruntime.formats.driver_version import is_version, of_module_text, of_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def of_module(root: DriverRoot) -> str:
 
 def checked(version: str) -> str:
     """Return *version*; raise DriverError if it is not a driver version."""
-    if VERSION.match(version):
+    if is_version(version):
         return version
     raise DriverError(
         f'cannot determine the driver version: "{version}"', remedies.CHECK_NVIDIA_SMI

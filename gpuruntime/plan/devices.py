@@ -8,14 +8,13 @@ address.
 
 from __future__ import annotations
 
-import re
-
 from cdi import names
 from gpuruntime.errors import RequestError, UnresolvedDeviceError
 from gpuruntime.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import re
     from collections.abc import Iterable, Sequence
 
     from gpuruntime.model import GpuNodes, LeftOutDevice, MigDevice, Node
@@ -26,13 +25,14 @@ INDEX, UUID, TYPE_INDEX = "index", "uuid", "type-index"
 STRATEGIES = (INDEX, UUID, TYPE_INDEX)
 # The GPU of a workstation that only drives its monitors; `all` does not include it.
 DISPLAY_ONLY = ("DGX Display", "NVIDIA DGX Display")
-_INDEX = re.compile(r"[0-9]{1,9}\Z")
-_MIG_INDEX = re.compile(r"([0-9]{1,9})[:/]([0-9]{1,9})\Z")
+_MAX_DIGITS = 9
+_MAX_INDICES = 2
+# Case is ignored in these.
 _HEX = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
-_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f][0-9a-f-]{0,35}\Z", re.IGNORECASE)
-_OLD_MIG_UUID = re.compile(rf"MIG-(GPU-{_HEX})/([0-9]{{1,9}})/([0-9]{{1,9}})\Z", re.IGNORECASE)
+_UUID = r"(?:GPU|MIG)-[0-9a-f][0-9a-f-]{0,35}\Z"
+_OLD_MIG_UUID = rf"MIG-(GPU-{_HEX})/([0-9]{{1,9}})/([0-9]{{1,9}})\Z"
 # The domain has 4 digits, or 8 in NVML's form; it may be omitted if it is 0.
-_PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\Z", re.IGNORECASE)
+_PCI = r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\Z"
 _HINT = 'list the devices with "nvidia-smi -L"'
 _MAX_REASONS = 4
 
@@ -131,9 +131,9 @@ def _unresolved(
 
 def is_name_of(name: str, device: LeftOutDevice) -> bool:
     """Return whether the id *name* selects *device*, as far as the names of *device* are known."""
-    if _INDEX.match(name) or _MIG_INDEX.match(name):
+    if _is_index(name):
         return bool(device.name) and device.name == _plain_index(name)
-    if _UUID.match(name):
+    if _match(_UUID, name):
         return device.uuid.lower().startswith(name.lower())
     bus_id = _bus_id(name)
     return bool(bus_id) and device.bus_id == bus_id
@@ -148,18 +148,18 @@ def reasons(left_out: Sequence[LeftOutDevice]) -> str:
 
 def _matching(name: str, candidates: list[GpuDevice]) -> list[GpuDevice]:
     """Return the *candidates* that *name* selects; raise RequestError if it is not a valid id."""
-    if _INDEX.match(name) or _MIG_INDEX.match(name):
+    if _is_index(name):
         index = _plain_index(name)
         return [device for device in candidates if device.name(INDEX) == index]
     lower_name = name.lower()
     exact = [device for device in candidates if device.uuid and device.uuid.lower() == lower_name]
     if exact:
         return exact[:1]
-    old_mig_uuid = _OLD_MIG_UUID.match(name)
+    old_mig_uuid = _match(_OLD_MIG_UUID, name)
     if old_mig_uuid:
         mig_address = old_mig_uuid[1].lower(), int(old_mig_uuid[2]), int(old_mig_uuid[3])
         return [device for device in candidates if device.mig and _old_uuid(device) == mig_address]
-    if _UUID.match(name):
+    if _match(_UUID, name):
         return [device for device in candidates if device.uuid.lower().startswith(lower_name)]
     bus_id = _bus_id(name)
     if bus_id:
@@ -171,6 +171,22 @@ def _matching(name: str, candidates: list[GpuDevice]) -> list[GpuDevice]:
     )
 
 
+def _is_index(name: str) -> bool:
+    """Return whether *name* is an index, or that of a MIG device."""
+    parts = name.replace("/", ":").split(":")
+    return len(parts) <= _MAX_INDICES and all(
+        part.isascii() and part.isdigit() and len(part) <= _MAX_DIGITS for part in parts
+    )
+
+
+def _match(pattern: str, name: str) -> re.Match[str] | None:
+    """Return the match of *pattern* with *name*, in upper or lower case."""
+    # Most requests name devices by index or ask for all; this import costs a Python start.
+    import re  # noqa: PLC0415
+
+    return re.match(pattern, name, re.IGNORECASE)
+
+
 def _plain_index(name: str) -> str:
     """Return the index *name* in canonical form: `0:1`, without leading zeros."""
     return ":".join(str(int(part)) for part in name.replace("/", ":").split(":"))
@@ -178,7 +194,7 @@ def _plain_index(name: str) -> str:
 
 def _bus_id(name: str) -> str:
     """Return the PCI address *name* in the form of sysfs, "" if *name* is not a PCI address."""
-    pci = _PCI.match(name)
+    pci = _match(_PCI, name)
     return f"{int(pci[1] or '0', 16):04x}:{pci[2].lower()}" if pci else ""
 
 

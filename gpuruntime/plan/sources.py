@@ -12,7 +12,6 @@ import os
 import time
 
 from cdi.errors import CdiError
-from cdi.registry import DEFAULT_DIRECTORIES, ENDINGS, is_settled
 from gpuruntime import probes
 from gpuruntime.errors import SpecError, UnresolvedDeviceError
 from gpuruntime.grant import Grant
@@ -21,7 +20,7 @@ from gpuruntime.request import parse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from cdi.registry import Registry
     from gpuruntime.config import Config
@@ -80,8 +79,10 @@ def of_specs(
 
     *read* reads the specs. Raises SpecError and UnresolvedDeviceError.
     """
+    from cdi import registry as cdi_registry  # noqa: PLC0415 (a grant from the inventory has none)
+
     # Probed before the specs are read: a later change then invalidates the state.
-    paths = _spec_paths(config.spec_dirs or DEFAULT_DIRECTORIES)
+    paths = _spec_paths(config.spec_dirs or cdi_registry.DEFAULT_DIRECTORIES, cdi_registry.ENDINGS)
     state = probes.read(
         {
             probes.PROGRAM: [probes.PROGRAM, [probes.VERSION]],
@@ -89,7 +90,10 @@ def of_specs(
             "module version": [probes.CONTENT, [stale_spec.MODULE]],
         }
     )
-    may_save = _is_settled(state["specs"][1], time.time_ns())
+    # A second change of a file within one tick of the clock leaves its identity as it is.
+    identities = state["specs"][1].values()
+    times = [time_ns for identity in identities if identity for time_ns in identity[-2:]]
+    may_save = cdi_registry.is_settled(max(times, default=0), time.time_ns())
     registry = read()
     warnings = [
         f'CDI spec "{file.path}" is not used: {file.error.category}: {file.error}'
@@ -135,16 +139,8 @@ def _stale(error: SpecError, request: Request, config: Config, registry: Registr
     return error
 
 
-def _is_settled(identities: Mapping[str, list[int] | None], now_ns: int) -> bool:
-    """Return whether a further change of any file would change its identity in *identities*.
-
-    A second change within one tick of the clock leaves the times as they are.
-    """
-    times = [time_ns for identity in identities.values() if identity for time_ns in identity[-2:]]
-    return is_settled(max(times, default=0), now_ns)
-
-
-def _spec_paths(directories: Sequence[str]) -> list[str]:
+def _spec_paths(directories: Sequence[str], endings: tuple[str, ...]) -> list[str]:
+    """Return *directories*, each followed by its files with one of *endings*."""
     paths = []
     # Normalized as in the registry: the kernel resolves ".." after a symlink differently.
     for directory in map(os.path.normpath, directories):
@@ -153,7 +149,7 @@ def _spec_paths(directories: Sequence[str]) -> list[str]:
             names = sorted(os.listdir(directory))
         except OSError:
             continue
-        paths += [f"{directory}/{name}" for name in names if name.endswith(ENDINGS)]
+        paths += [f"{directory}/{name}" for name in names if name.endswith(endings)]
     return paths
 
 

@@ -41,7 +41,7 @@ class SavedGrants:
         self._stamp: list[object] | None = None
         self._values: Mapping[str, Any] = {}
         head, _, self._entries = storage.read_trusted(directory, NAME, MAX_BYTES).partition(b"\n")
-        self._head: dict[str, Any] = _decoded(head) or {}
+        self._head: dict[str, Any] = storage.object_of(head) or {}
         if self._head.get("format") != FORMAT or self._head.get("version") != __version__:
             self._head, self._entries = {}, b""
 
@@ -69,7 +69,7 @@ class SavedGrants:
         """Return the state of the entry with *key*, None if the entry does not exist."""
         if self._head.get("config") != self._stamp:
             return None
-        entry = _decoded(self._line(key)) or {}
+        entry = storage.object_of(self._line(key)) or {}
         state: State | None = entry.get("state") or self._head.get("state")
         return state if entry else None
 
@@ -77,7 +77,7 @@ class SavedGrants:
         """Return the grant with *key* if its state is unchanged, else None."""
         if self._head.get("config") != self._stamp:
             return None
-        entry = _decoded(self._line(key))
+        entry = storage.object_of(self._line(key))
         if entry is None:
             return None
         try:
@@ -134,11 +134,3 @@ def key(request: Request, hook: str) -> bytes:
         *(extras.capabilities, extras.requirements, extras.imex, extras.features, extras.mig),
     ]
     return strictjson.dumps(members).encode()
-
-
-def _decoded(text: bytes) -> dict[str, Any] | None:
-    try:
-        value = strictjson.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None

@@ -34,8 +34,16 @@ def make_directory(path: str) -> None:
 
 def read_object(directory: str, name: str, max_bytes: int) -> dict[str, Any] | None:
     """Return the JSON object in a trusted file *name* of *directory*, None if there is none."""
+    return object_of(read_trusted(directory, name, max_bytes))
+
+
+def object_of(data: bytes) -> dict[str, Any] | None:
+    """Return the JSON object *data*, None if it is not one."""
+    # For a missing file no error is made: its message would cost an import of `json`.
+    if not data:
+        return None
     try:
-        value = strictjson.loads(read_trusted(directory, name, max_bytes))
+        value = strictjson.loads(data)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -23,7 +23,7 @@ SETTLED_NS = 2_000_000_000
 OURS_MAY_IMPORT = {
     *("sys", "os", "posixpath", "genericpath", "stat", "json", "re", "enum", "functools"),
     *("collections", "operator", "keyword", "reprlib", "copyreg", "types", "itertools"),
-    *("__future__", "errno", "struct", "fcntl", "time", "signal"),
+    *("__future__", "errno", "struct", "fcntl", "time", "signal", "select"),
 }
 # What those, and the interpreter's own start, bring with them.
 BROUGHT = {
@@ -56,14 +56,14 @@ WARM = {
     *of("gpuruntime.shim", "host main"),
     *of("gpuruntime.snapshots", "config_snapshot grants storage"),
 }
-# One whose grant is computed.
+# One whose grant is computed; and what only CDI specs need.
 SHIM = {
     *WARM,
-    *of("cdi", "document quick registry trusted_open version"),
     *of("gpuruntime", "model"),
     *of("gpuruntime.formats", "driver_version"),
     *of("gpuruntime.plan", "devices driver_files from_inventory gpu_edits sources stale_spec"),
 }
+SPECS = of("cdi", "document quick registry trusted_open version")
 # One that needs a child, and one that needs the inventory.
 CHILD = of("gpuruntime", "child_process slowpath")
 INVENTORY = CHILD | of("gpuruntime.snapshots", "inventory_json inventory_snapshot")
@@ -158,7 +158,7 @@ def test_a_create_with_a_gpu_loads_only_what_is_allowed(
     while time.time_ns() - spec.stat().st_ctime_ns < SETTLED_NS:
         time.sleep(0.05)
     config = tmp_path / "config.json"
-    for expected in (SHIM | more, WARM):
+    for expected in (SHIM | SPECS | more, WARM):
         config.write_text('{"process": {"env": ["NVIDIA_VISIBLE_DEVICES=0"]}}')
         loaded = start(
             SHIM_CODE,
@@ -176,11 +176,12 @@ def test_a_create_with_a_gpu_loads_only_what_is_allowed(
 
 
 def test_the_inventory_loads_only_what_is_allowed(tmp_path: Path) -> None:
-    """What a create imports whose GPUs are read from the inventory."""
+    """What a create imports whose GPUs are read from the inventory: neither `re` nor `json`."""
     code = "from gpuruntime.shim import host, main\nfrom gpuruntime.plan import sources\n"
     code += "from gpuruntime.snapshots import inventory_snapshot\nreport()\n"
     loaded = start(REPORT + code, [], TREE=str(TREE), RESULT=str(tmp_path / "modules"))
     assert loaded - OURS_MAY_IMPORT - BROUGHT == SHIM | INVENTORY
+    assert loaded & TOO_MUCH == {"os"}
 
 
 def test_the_hook_loads_only_what_is_allowed(tmp_path: Path) -> None:
@@ -243,7 +244,7 @@ def test_a_module_nobody_listed_is_seen(tmp_path: Path) -> None:
     assert "dataclasses" in loaded - OURS_MAY_IMPORT - BROUGHT
 
 
-@pytest.mark.parametrize("name", sorted(SHIM | INVENTORY | HOOK))
+@pytest.mark.parametrize("name", sorted(SHIM | SPECS | INVENTORY | HOOK))
 def test_every_module_of_the_start_path_exists(name: str) -> None:
     """A list that names what is gone would allow its return."""
     path = TREE / name.replace(".", "/")

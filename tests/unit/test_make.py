@@ -154,15 +154,13 @@ def test_steps_are_counted_and_those_without_work_are_left_out() -> None:
 def test_the_announced_number_of_steps_is_the_number_of_steps(name: str) -> None:
     """Counted in the script with all its options; one in a function counts for each call."""
     text = (TREE / "scripts" / name).read_text()
-    (announced,) = re.findall(
-        r"^steps \w+ (?:\$\(\((\d+) \+ \$\{\w+:-0\}\)\)|(\d+))", text, re.MULTILINE
-    )
-    total = int(announced[0]) + 1 if announced[0] else int(announced[1])
-    function = re.search(
-        r"^(\w+)\(\) \{\n(?:  .*\n)*?  step .*\n(?:  .*\n)*?\}", text, re.MULTILINE
-    )
-    calls = (
-        len(re.findall(rf"(?:^|then ){function[1]} ", text, re.MULTILINE)) - 1 if function else 0
-    )
+    line = re.compile(r"^steps \w+ (?:\$\(\((\d+) \+ \$\{\w+:-0\}\)\)|(\d+))", re.MULTILINE)
+    ((fewest, number),) = line.findall(text)
+    total = int(fewest) + 1 if fewest else int(number)
+    body = r"(?:  .*\n)*?"
+    function = re.search(rf"^(\w+)\(\) {{\n{body}  step .*\n{body}}}", text, re.MULTILINE)
+    calls = 0
+    if function:
+        calls = len(re.findall(rf"(?:^|then ){function[1]} ", text, re.MULTILINE)) - 1
     steps = [line for line in text.splitlines() if line.strip().startswith("step ")]
     assert len(steps) + calls == total

@@ -92,6 +92,17 @@ def test_everything_is_in_the_inventory(machine: Machine) -> None:
     assert inventory_json.decode(inventory_json.encode(found)) == found
 
 
+def test_the_files_are_those_of_the_version_that_nvml_reports(machine: Machine) -> None:
+    """They are searched for before NVML has answered, by the version of the loaded module."""
+    machine.make("nvidia0", *CONTROL)
+    without_module = machine.discover()
+    machine.write("proc/driver/nvidia/version", f"NVRM version: Kernel Module  {VERSION}  today")
+    assert machine.discover() == without_module
+    machine.say(*GPUS, "driver 551.23")
+    with pytest.raises(DriverError, match=r"551\.23"):
+        machine.discover()
+
+
 @pytest.mark.parametrize("missing", [("nvidia-uvm",), ("nvidiactl",), CONTROL])
 def test_control_nodes_may_be_made_later(machine: Machine, missing: tuple[str, ...]) -> None:
     """B046: by whoever injects; without that they are an error at once."""

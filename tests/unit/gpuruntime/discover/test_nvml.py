@@ -462,6 +462,21 @@ def test_who_interrupts_does_not_wait(install: Install) -> None:
     assert children() == set()
 
 
+def test_a_query_without_a_reader_is_ended(install: Install) -> None:
+    """An error of the work that the caller does meanwhile leaves no process behind."""
+    with pytest.raises(KeyError), nvml.Query(install("fault init-hangs"), 100):
+        raise KeyError
+    assert children() == set()
+
+
+@pytest.mark.slow
+def test_an_answer_in_time_counts_for_a_caller_that_is_late(install: Install) -> None:
+    """The work that the caller does meanwhile may take longer than the deadline."""
+    with nvml.Query(install(), 3) as query:
+        time.sleep(3.1)
+        assert query.answer().driver_version == "550.163.01"
+
+
 @pytest.mark.slow
 def test_a_library_whose_asker_is_gone_is_not_asked_for_ever(install: Install) -> None:
     """A killed command must not leave a process for each of its runs."""
