@@ -28,7 +28,7 @@ PLACE, IDENTITY, EXISTS = "place", "identity", "exists"
 LINK, NAMES, NODES, CONTENT, VARIABLE = "link", "names", "nodes", "content", "variable"
 _MAX_BYTES = 1 << 20
 # The largest prime below 2^30, by which a number of any length is divided in one pass.
-_PRIME = 1073741789
+PRIME = 1073741789
 
 
 def read(plan: Plan) -> State:
@@ -166,7 +166,7 @@ def _content(path: str) -> list[int] | None:
         return None
     finally:
         os.close(fd)
-    return [len(data), int.from_bytes(data, "big") % _PRIME]
+    return [len(data), int.from_bytes(data, "big") % PRIME]
 
 
 def _variable(name: str) -> str | None:

@@ -16,7 +16,6 @@
 
 #include "environment.h"
 #include "files.h"
-#include "json.h"
 #include "kernel.h"
 #include "text.h"
 

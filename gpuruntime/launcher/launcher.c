@@ -5,7 +5,9 @@
  * Contract: README.md beside this file.  Freestanding and static, so that no
  * dynamic loader and no C library reads the environment before we do.  No
  * heap; every buffer is fixed, and what does not fit is treated as unusable.
- * The launcher never interprets a container: in any doubt Python decides.
+ * The launcher never interprets a container: a create with no word of ours in
+ * it is passed on, one whose bytes were prepared before is prepared again with
+ * the bytes that Python wrote (replay.h), and in any doubt Python decides.
  */
 
 #include <stdbool.h>
@@ -248,7 +250,7 @@ static bool asks_for_nothing(const struct command *command, const char *triggers
 }
 
 /* Prepares this create, whose command line is plain and which asks for something, by what Python
- * gave for the same before.  Leaves in *unknown* whether that would help the next time. */
+ * wrote for the same before.  Leaves in *unknown* whether that would help the next time. */
 static bool prepare(
 	struct replay *replay, const struct command *command, const struct companion *companion, char **argv,
 	char **envp, bool *unknown)
@@ -262,7 +264,7 @@ static bool prepare(
 	/* A log of all that is done, and crun's other file, are Python's. */
 	if (companion->triggers == NULL || command->debug || command->config != NULL)
 		return false;
-	return prepare_replay(replay, bundle, argv[0], envp, companion->config, unknown);
+	return prepare_replay(replay, bundle, argv[0], envp, companion->config, companion->triggers, unknown);
 }
 
 /* Becomes the low-level runtime with the arguments untouched; returns only if that cannot be.  Leaves

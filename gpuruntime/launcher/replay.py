@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Record the result of a create, so that the launcher can repeat it without Python.
 
-On the start path, where it is loaded only when the launcher asks for it. The request is decided
-once more from the saved inventory. The record contains what in config.json and on the host decided
-it, and what was added; the launcher compares bytes and interprets nothing.
-gpuruntime/launcher/README.md has the format.
+On the start path, where it is loaded only when the launcher asks for it. There is a file for each
+result: the bytes of the config.json, the state of the host that the result depends on, and the
+bytes of the result. The contents of some strings, on which nothing depends, are holes in both. The
+launcher compares and copies bytes. gpuruntime/launcher/README.md has the format.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cdi.complete import in_user_namespace
 from gpuruntime import __version__, probes
 from gpuruntime import config as settings
 from gpuruntime.errors import GpuRuntimeError
-from gpuruntime.launcher import companion
+from gpuruntime.launcher import companion, replay_template
 from gpuruntime.oci import bundle, lowlevel
 from gpuruntime.plan import hook_programs, injection, node_numbers
 from gpuruntime.record import Record
@@ -27,7 +27,7 @@ from gpuruntime.snapshots.grants import key
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
     from typing import Any
 
     from cdi.registry import Registry
@@ -39,20 +39,17 @@ if TYPE_CHECKING:
     from gpuruntime.request.parse import Request
     from gpuruntime.snapshots.grants import SavedGrants
 
+# A file is NAME, a hyphen and the number of its config.json.
 NAME = "replay"
-HEAD = "gpuruntime-replay 3"
-# LARGEST_REPLAY of launcher/replay.h, where a NUL is behind it, and DEEPEST_MOUNT.
-MAX_BYTES = (1 << 20) - 1
-MAX_MOUNT_DEPTH = 63
-MAX_RECORDS = 48
-# So that one container cannot drive out the answers of all others.
-MAX_CONDITION_BYTES = MAX_BYTES // 16
-# Variables, mounts and annotations that have a word are in it as they are, secrets among them.
+HEAD = "gpuruntime-replay 4"
+# LARGEST_REPLAY of launcher/replay.h, where a NUL is behind it, and MOST_HOLES.
+MAX_BYTES = (1 << 18) - 1
+MAX_HOLES = (1 << 11) - 1
+MAX_FILES = 48
+# The bytes of a config.json are in it, secrets among them.
 _MODE = 0o600
 # An entry that marks a container as prepared: adding the same again changes nothing.
 _DONE = f"{parse.VISIBLE_DEVICES}=void"
-# Of a record: conditions, probes, what is added.
-_PARTS = 3
 
 
 class Caller(Record):
@@ -81,6 +78,7 @@ class _Kept:
         self._config = config
         self._caller = caller
         self._saved = saved
+        self._grants: dict[bytes, Grant] = {}
         self.state: State = {}
         self.hooks: list[str] = []
 
@@ -89,11 +87,13 @@ class _Kept:
         if request.is_automatic and self._config["health"] == "nvml":
             raise _NotKeptError
         name = key(request, hook_programs.hook_of(request, self.program))
-        grant, state = self._saved.find(name), self._saved.state(name)
-        if grant is None or state is None:
-            raise _NotKeptError
-        self.state = state
-        return grant
+        if name not in self._grants:
+            grant, state = self._saved.find(name), self._saved.state(name)
+            if grant is None or state is None:
+                raise _NotKeptError
+            self._grants[name] = grant
+            self.state = state
+        return self._grants[name]
 
     def program(self, name: str) -> str:
         """Return the path of the hook program *name*; raise ConfigError if there is none."""
@@ -132,15 +132,13 @@ def keep(
         return
     if new is None:
         return
-    records = _records(storage.read_trusted(directory, NAME, MAX_BYTES), head)
-    records = [old for old in records if fields(old)[0] != fields(new)[0]]
-    records = [*records, new][-MAX_RECORDS:]
-    content = head + listed((listed(records),))
-    while len(content) > MAX_BYTES and records:
-        records.pop(0)
-        content = head + listed((listed(records),))
-    if records and b"\0" not in content:
-        storage.replace(directory, NAME, content, _MODE)
+    content = head + new
+    if len(content) > MAX_BYTES or b"\0" in content:
+        return
+    words = parse.triggers(config) or ()
+    name = f"{NAME}-{replay_template.number_of(data, words)}"
+    _make_room(directory, name)
+    storage.replace(directory, name, content, _MODE)
 
 
 def record(data: bytes, config: Config, caller: Caller, host: _Kept) -> bytes | None:
@@ -149,8 +147,7 @@ def record(data: bytes, config: Config, caller: Caller, host: _Kept) -> bytes | 
     Raises GpuRuntimeError if the request cannot be met, _NotKeptError if no grant is saved for it.
     """
     document, doubt = bundle.parse(data)
-    needed = conditions(document, config, caller) if doubt is None else None
-    if needed is None or len(needed) > MAX_CONDITION_BYTES:
+    if doubt is not None:
         return None
     decided = injection.decide(document, config, host)
     if not _is_repeatable(decided, document):
@@ -162,42 +159,36 @@ def record(data: bytes, config: Config, caller: Caller, host: _Kept) -> bytes | 
     before = probes.read(plan)
     if runtimes and _is_work_ahead(decided, document, runtimes[-1]):
         return None
-    added = _added(injection.decide(document, config, host), document)
-    if probes.changed(host.state) or probes.read(plan) != before:
+    change = _change(data, document, decided, config, host)
+    if change is None or probes.changed(host.state) or probes.read(plan) != before:
         return None
     answers = flat_probes([*host.state.values(), *before.values()])
-    if added is None or answers is None:
+    if answers is None:
         return None
-    return listed((needed, answers, added))
+    called = os.fsencode(caller.program), os.fsencode(caller.path)
+    return listed((*called, listed(change[0]), answers, listed(change[1])))
 
 
-def conditions(document: OciConfig, config: Config, caller: Caller) -> bytes | None:
-    """Return what of *document* and *caller* the result depends on; None if that is not known.
+def _change(
+    data: bytes, document: OciConfig, decided: Injection, config: Config, host: injection.Host
+) -> tuple[list[bytes], list[bytes]] | None:
+    """Return the parts of *data*, which is *document*, and those of the result; see Template.
 
-    A value that is not there is empty, which no value is.
+    None if the result depends on a hole, or on what has changed since *decided*, or if the same
+    would be added again. *document* becomes the result.
     """
-    words = parse.triggers(config)
-    process, linux = document.get("process"), document.get("linux")
-    if words is None or not isinstance(process, dict) or not isinstance(linux, dict):
+    template = replay_template.make(data, document, parse.triggers(config) or ())
+    if template is None or len(template.holes) > MAX_HOLES:
         return None
-    resources, annotations = linux.get("resources"), document.get("annotations") or {}
-    root = document.get("root") or {}
-    if not isinstance(resources, dict) or not isinstance(annotations, dict):
+    marked = template.marked(document)
+    injection.decide(marked, config, host).apply(marked)
+    pieces = template.pieces(strictjson.dumps(marked, ascii_only=False).encode())
+    decided.apply(document)
+    result = strictjson.dumps(document, ascii_only=False).encode()
+    process = document.get("process") or {}
+    if pieces is None or template.filled(pieces) != result or _DONE not in process["env"]:
         return None
-    if not isinstance(root, dict):
-        return None
-    pairs = [_json(name) + b":" + _json(value) for name, value in annotations.items()]
-    parts = [
-        *(os.fsencode(caller.program), os.fsencode(caller.path)),
-        b"1" if injection.has_systemd_cgroup(document) else b"0",
-        # Behind it there may be work to do that the launcher does not know.
-        _value(root, "readonly"),
-        *(_value(process, "capabilities"), _value(process, "user")),
-        *(_value(linux, "devices"), _value(resources, "devices")),
-        *(_asking(map(_json, process.get("env") or ()), words),),
-        *(_asking(map(_json, document.get("mounts") or ()), words), _asking(pairs, words)),
-    ]
-    return listed(parts)
+    return template.parts, pieces
 
 
 def flat_probes(parts: Iterable[list[Any]]) -> bytes | None:
@@ -227,21 +218,8 @@ def listed(items: Iterable[bytes]) -> bytes:
     return b"".join(b"%d:%s\n" % (len(item), item) for item in items)
 
 
-def fields(data: bytes) -> list[bytes]:
-    """Return the items of which *data* is the fields; raise ValueError if it is not."""
-    items = []
-    while data:
-        number, _, rest = data.partition(b":")
-        length = int(number)
-        if rest[length : length + 1] != b"\n":
-            raise ValueError("no field")
-        items.append(rest[:length])
-        data = rest[length + 1 :]
-    return items
-
-
 def _head(config: Config, stamp: list[Any] | None, caller: Caller) -> bytes | None:
-    """Return how the file begins, None if nothing is to be kept under *config*."""
+    """Return how each file begins, None if nothing is to be kept under *config*."""
     words, lines = parse.triggers(config), companion.config_lines(stamp)
     is_quiet = config.log_level != "debug" and config.debug in ("", "/dev/null")
     # What is beside another is beside none, once the engine is somewhere else.
@@ -254,20 +232,22 @@ def _head(config: Config, stamp: list[Any] | None, caller: Caller) -> bytes | No
         *(f"{HEAD} {__version__}", *lines, f"launcher {caller.identity}"),
         f"user {os.geteuid()}",
     ]
-    names = [name.encode() for name in sorted(bundle.known_names())]
-    start = os.fsencode("".join(f"{line}\n" for line in lines))
-    return start + listed((listed(words), listed(names)))
+    return os.fsencode("".join(f"{line}\n" for line in lines))
 
 
-def _records(data: bytes, head: bytes) -> list[bytes]:
-    """Return the records of the file *data*, none if it begins otherwise than by *head*."""
-    if not data.startswith(head):
-        return []
+def _make_room(directory: str, name: str) -> None:
+    """Remove the oldest files until there is room for *name* in *directory*."""
     try:
-        (records,) = fields(data[len(head) :])
-        return [item for item in fields(records) if len(fields(item)) == _PARTS]
-    except ValueError:
-        return []
+        others = [item for item in os.listdir(directory) if item.startswith(f"{NAME}-")]
+        if name in others:
+            return
+        paths = [f"{directory}/{other}" for other in others]
+        paths.sort(key=lambda path: os.stat(path).st_mtime_ns)
+        for path in paths[: max(0, len(paths) + 1 - MAX_FILES)]:
+            os.unlink(path)
+    except OSError:
+        # Another create removes the same ones.
+        return
 
 
 def _is_repeatable(decided: Injection, document: OciConfig) -> bool:
@@ -322,81 +302,6 @@ def _is_work_ahead(decided: Injection, document: OciConfig, runtime: str) -> boo
     from gpuruntime.plan import early_commands  # noqa: PLC0415 (few roots are read-only)
 
     return bool(early_commands.commands(decided.edits, document, runtime))
-
-
-def _added(decided: Injection, document: OciConfig) -> bytes | None:
-    """Return what *decided* adds to *document*; None if the launcher cannot add it.
-
-    It is what it does to as much of it as it reads.
-    """
-    process, linux = document["process"], document["linux"]
-    before: dict[str, Any] = {
-        "process": {"env": [], **_members(process, "user")},
-        "mounts": [],
-        "linux": {
-            **_members(linux, "devices"),
-            "resources": _members(linux["resources"], "devices"),
-        },
-    }
-    after = strictjson.loads(strictjson.dumps(before))
-    decided.apply(after)
-    env, mounts, hooks = after["process"]["env"], after["mounts"], after.get("hooks") or {}
-    rebuilt = {
-        "process": {"env": env, **_members(after["process"], "user")},
-        "mounts": mounts,
-        "linux": {
-            **_members(after["linux"], "devices"),
-            "resources": _members(after["linux"]["resources"], "devices"),
-        },
-        **_members(after, "hooks"),
-    }
-    if rebuilt != after or _DONE not in env or not all("=" in entry for entry in env):
-        return None
-    if not all(_has_one_spelling(mount["destination"]) for mount in mounts):
-        return None
-    changed = [
-        _value(new, name) if _value(new, name) != _value(old, name) else b""
-        for old, new, name in (
-            (before["process"], after["process"], "user"),
-            (before["linux"], after["linux"], "devices"),
-            (before["linux"]["resources"], after["linux"]["resources"], "devices"),
-        )
-    ]
-    return listed(
-        (
-            *changed,
-            listed(map(_json, env)),
-            listed(part for m in mounts for part in (_json(m["destination"]), _json(m))),
-            listed(
-                part
-                for name, items in hooks.items()
-                for part in (_json(name), b",".join(map(_json, items)))
-            ),
-        )
-    )
-
-
-def _has_one_spelling(path: str) -> bool:
-    depth = path.count("/")
-    normal = posixpath.normpath(path) == path and not path.startswith("//")
-    return path.startswith("/") and normal and depth <= MAX_MOUNT_DEPTH
-
-
-def _members(parent: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return {name: parent[name]} if name in parent else {}
-
-
-def _value(parent: Mapping[str, Any], name: str) -> bytes:
-    return _json(parent[name]) if name in parent else b""
-
-
-def _json(value: object) -> bytes:
-    return strictjson.dumps(value, ascii_only=False).encode()
-
-
-def _asking(parts: Iterable[bytes], words: tuple[bytes, ...]) -> bytes:
-    """Return those of *parts* that have one of *words*."""
-    return listed(part for part in parts if any(word in part for word in words))
 
 
 def _numbers(answer: list[int] | None) -> bytes:

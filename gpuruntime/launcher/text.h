@@ -48,6 +48,22 @@ static bool starts_with(const char *text, const char *start, size_t length)
 	return true;
 }
 
+/* Some bytes that belong to somebody else. */
+struct slice {
+	const char *bytes;
+	size_t length;
+};
+
+static bool same(struct slice a, struct slice b)
+{
+	return a.length == b.length && starts_with(a.bytes, b.bytes, b.length);
+}
+
+static struct slice text_slice(const char *text)
+{
+	return (struct slice){text, until(text, '\0')};
+}
+
 /* Makes *out* the empty string. */
 static void clear(struct text *out)
 {

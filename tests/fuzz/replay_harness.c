@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The launcher's reader of JSON and what it does with answers, under the sanitisers: `harness FILE`.
+ * What the launcher does with the files of replays, under the sanitisers: `harness FILE WORD...`.
  *
  * A case is a letter, the number of its bytes as four bytes, and the bytes:
- *   j  a document; prints it as it is read, or -
- *   r  a document, a NUL, and an answer file behind its head; prints what the document becomes, or -
+ *   n  a document; prints its number
+ *   r  a document, a NUL, and a file behind its head; prints what the document becomes, or -
  *   p  operation, argument and expected answer as fields; prints whether it holds
  * Input is copied to the heap, so that a byte read beside it is reported.
  */
@@ -19,38 +19,35 @@
 extern char **environ;
 
 static struct replay replay;
+/* The words, each ended by a NUL and the last by two. */
+static char words[4096];
 
-static void read_json(const char *data, size_t size)
+static bool load(const char *data, size_t length)
 {
-	struct json *json = malloc(sizeof *json);
-
-	json->bytes = malloc(size + 1);
-	memcpy(json->bytes, data, size);
-	json->bytes[size] = '\0';
-	if (read_document(json, size))
-		printf("%.*s\n", (int)json->out, json->bytes);
-	else
-		printf("-\n");
-	free(json->bytes);
-	free(json);
+	if (length >= sizeof replay.document)
+		return false;
+	memcpy(replay.document, data, length);
+	replay.document[length] = '\0';
+	replay.length = length;
+	return true;
 }
 
-static void answer_again(const char *data, size_t size)
+static void number(const char *data, size_t size)
+{
+	printf("%llu\n", load(data, size) ? (unsigned long long)number_of(&replay, words) : 0);
+}
+
+static void repeat(const char *data, size_t size)
 {
 	const size_t length = strnlen(data, size);
 	const size_t rest = size > length ? size - length - 1 : 0;
 	char *file = malloc(rest + 1);
-	bool found = false;
 
 	memcpy(file, data + size - rest, rest);
-	if (length < sizeof replay.document) {
-		memcpy(replay.document, data, length);
-		replay.document[length] = '\0';
-		found = read_container(&replay, length)
-			&& find_answer(&replay, (struct slice){file, rest}, "gpu-container-runtime", environ);
-	}
-	fflush(stdout);
-	printf(found && write_document(&replay, 1) ? "\n" : "-\n");
+	if (load(data, length) && apply(&replay, (struct slice){file, rest}, "gpu-container-runtime", environ, words))
+		printf("%.*s\n", (int)replay.result_length, replay.result);
+	else
+		printf("-\n");
 	free(file);
 }
 
@@ -63,8 +60,13 @@ int main(int argc, char **argv)
 {
 	FILE *input = fopen(argc > 1 ? argv[1] : "", "rb");
 	unsigned char head[5];
+	size_t end = 0;
 
 	(void)launch;
+	for (int i = 2; i < argc && end + strlen(argv[i]) + 2 < sizeof words; i++) {
+		strcpy(words + end, argv[i]);
+		end += strlen(argv[i]) + 1;
+	}
 	if (input == NULL)
 		return 2;
 	while (fread(head, 1, sizeof head, input) == sizeof head) {
@@ -74,10 +76,10 @@ int main(int argc, char **argv)
 		if (fread(data, 1, size, input) != size)
 			return 3;
 		data[size] = '\0';
-		if (head[0] == 'j')
-			read_json(data, size);
+		if (head[0] == 'n')
+			number(data, size);
 		else if (head[0] == 'r')
-			answer_again(data, size);
+			repeat(data, size);
 		else
 			ask_host(data, size);
 		free(data);

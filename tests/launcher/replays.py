@@ -111,8 +111,9 @@ class Scene:
 
     @property
     def file(self) -> Path:
-        """Return the path of the replay file."""
-        return self.bench.path("run/replay")
+        """Return the path of the only replay file."""
+        (path,) = self.bench.path("run").glob("replay-*")
+        return path
 
     @property
     def bundle(self) -> Path:
@@ -188,6 +189,19 @@ class Scene:
         assert program == "python"
         assert self.written == data
         return False
+
+
+def fields(data: bytes) -> list[bytes]:
+    """Return the items of which *data* is the fields; raise ValueError if it is not."""
+    items = []
+    while data:
+        number, _, rest = data.partition(b":")
+        length = int(number)
+        if rest[length : length + 1] != b"\n":
+            raise ValueError("not a field")
+        items.append(rest[:length])
+        data = rest[length + 1 :]
+    return items
 
 
 def recorded(engine: str) -> bytes:

@@ -42,11 +42,9 @@ def test_it_gives_the_same_bytes(bench: Bench, tmp_path: Path) -> None:
     more = replay.flat_probes(parts)
     assert more is not None
     content = scene.file.read_bytes()
-    start = content.index(b"\n", content.index(b"user ")) + 1
-    words, names, records = replay.fields(content[start:])
-    condition, fields_before, added = replay.fields(replay.fields(records)[0])
-    record = replay.listed((condition, fields_before + more, added))
-    file = replay.listed((words, names, replay.listed((record,))))
+    start = content.index(b"\n", content.index(b"\nuser ") + 1) + 1
+    program, path, parts_before, answers, pieces = replays.fields(content[start:])
+    file = replay.listed((program, path, parts_before, answers + more, pieces))
     scene.file.write_bytes(content[:start] + file)
     assert scene.replays(data)
     (tmp_path / "node0").unlink()

@@ -18,8 +18,6 @@ from launcher.replays import RUNTIME, Scene
 
 from gpuruntime import __version__
 from gpuruntime.launcher import replay
-from gpuruntime.oci import bundle
-from gpuruntime.request import parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,7 +69,7 @@ def _version(file: Path) -> None:
 
 def _format(file: Path) -> None:
     data = file.read_bytes()
-    file.write_bytes(data.replace(b"gpuruntime-replay 3", b"gpuruntime-replay 2", 1))
+    file.write_bytes(data.replace(b"gpuruntime-replay 4", b"gpuruntime-replay 3", 1))
 
 
 def _config(file: Path) -> None:
@@ -162,64 +160,93 @@ def test_a_file_that_may_not_be_read_is_no_answer(scene: Scene) -> None:
     assert scene.written == DATA
 
 
+def behind_head(scene: Scene) -> tuple[bytes, list[bytes]]:
+    """Return the head of the replay file, and the fields behind it."""
+    content = scene.file.read_bytes()
+    start = content.index(b"\n", content.index(b"\nuser ") + 1) + 1
+    return content[:start], replays.fields(content[start:])
+
+
 def test_the_largest_file_is_read(scene: Scene) -> None:
-    """The control for a file that is too large; many other records precede the matching one."""
-    head, answers = scene.file.read_bytes(), []
-    start = head.index(b"user ")
-    start = head.index(b"\n", start) + 1
-    words, names, records = replay.fields(head[start:])
-    (record,) = replay.fields(records)
-    parts = replay.fields(record)
-    other = replay.listed((parts[0].replace(b"uid", b"xid"), parts[1], b" " * 30_000))
-    while True:
-        answers.append(other)
-        content = head[:start] + replay.listed((words, names, replay.listed([*answers, record])))
-        if len(content) > replay.MAX_BYTES:
-            break
-        scene.file.write_bytes(content)
-    assert len(answers) > 10
+    """The control for a file that is too large; it has many questions to the host."""
+    head, fields = behind_head(scene)
+    question = replay.listed((b"exists", b"/", b"1"))
+    spare = replay.MAX_BYTES - len(scene.file.read_bytes()) - len("000000:")
+    fields[3] += question * (spare // len(question))
+    scene.file.write_bytes(head + replay.listed(fields))
+    assert scene.file.stat().st_size > replay.MAX_BYTES - 2 * len(question)
     assert scene.replays(DATA)
 
 
-def test_a_file_that_ends_early_is_no_answer_wherever_it_ends(readers: Path) -> None:
+def contents(scene: Scene) -> list[bytes]:
+    """Return the fields of the replay file, for the call of the harness, and without questions."""
+    _, fields = behind_head(scene)
+    return [
+        harness.CALLER.program.encode(),
+        harness.CALLER.path.encode(),
+        fields[2],
+        b"",
+        fields[4],
+    ]
+
+
+def test_a_file_that_ends_early_is_not_used_wherever_it_ends(scene: Scene, readers: Path) -> None:
     """At every byte, under the sanitisers."""
-    document, doubt = bundle.parse(DATA)
-    assert doubt is None
-    condition = replay.conditions(document, harness.CONFIG, harness.CALLER)
-    assert condition is not None
-    probe = replay.listed((b"exists", b"/", b"1"))
-    added = replay.listed(
-        (b"", b"", b"", replay.listed((b'"X=1"',)), replay.listed((b'"/x"', b"{}")), b"")
-    )
-    names = replay.listed(name.encode() for name in sorted(bundle.known_names()))
-    words = parse.triggers(harness.CONFIG)
-    assert words is not None
-    record = replay.listed((condition, probe, added))
-    file = replay.listed((replay.listed(words), names, replay.listed((record,))))
+    file = replay.listed(contents(scene))
     cut = [(b"r", DATA + b"\0" + file[:length]) for length in range(len(file))]
     lines = harness.run([*cut, (b"r", DATA + b"\0" + file)], readers)
     assert set(lines[:-1]) == {b"-"}
     # The control.
-    assert b'"X=1"' in lines[-1]
+    assert lines[-1] == scene.by_python(DATA)
 
 
 @pytest.mark.parametrize(
     "field", [b"", b":", b"1", b"1:", b"1:a", b"2:a\n", b"-1:a\n", b"99999999999999999999:a\n"]
 )
-def test_what_is_no_field_is_none(readers: Path, field: bytes) -> None:
+def test_what_is_not_a_field_is_not_used(scene: Scene, readers: Path, field: bytes) -> None:
     """In each place where there are fields."""
-    words, good = replay.listed((b"NVIDIA_",)), replay.listed((b"a", b"b", b"c"))
+    good = contents(scene)
     files = [
-        field,
-        replay.listed((words,)) + field,
-        replay.listed((words, b"", replay.listed((good,)))) + field,
-        replay.listed((words, b"", field)),
-        replay.listed((words, b"", replay.listed((field,)))),
-        replay.listed((words, b"", replay.listed((replay.listed((field, field, field)),)))),
-        replay.listed((field, field, replay.listed((good,)))),
+        replay.listed(good[:number]) + field + replay.listed(good[number + 1 :])
+        for number in range(len(good))
     ]
+    files += [
+        replay.listed([*good[:number], good[number] + field, *good[number + 1 :]])
+        for number in (2, 3, 4)
+        if field
+    ]
+    files += [replay.listed([*good[:2], field, b"", field])]
     lines = harness.run([(b"r", DATA + b"\0" + file) for file in files], readers)
     assert lines == [b"-"] * len(files)
+
+
+@pytest.mark.parametrize(
+    ("number", "value"),
+    [
+        *((0, b"nvidia-container-runtime"), (1, b"/elsewhere"), (3, b"6:exists\n1:/\n1:0\n")),
+        # A hole that does not exist, no bytes in front of a hole, a kind that does not exist.
+        *((4, b"1:{\n4:2047\n1:}\n"), (4, b"1:{\n1:x\n1:}\n"), (4, b"")),
+        *((2, b"0:\n1:s\n"), (2, b"1:{\n2:ss\n1:}\n"), (2, b"1:{\n")),
+    ],
+)
+def test_a_file_with_another_value_is_not_used(
+    scene: Scene, readers: Path, number: int, value: bytes
+) -> None:
+    """Each value counts."""
+    values = contents(scene)
+    values[number] = value
+    (line,) = harness.run([(b"r", DATA + b"\0" + replay.listed(values))], readers)
+    assert line == b"-"
+
+
+@pytest.mark.parametrize(("text", "is_used"), [(b"another", True), (b"NVIDIA_X", False)])
+def test_a_hole_has_no_word(scene: Scene, readers: Path, text: bytes, is_used: bool) -> None:
+    """Also where the file is found, whose name depends on the words."""
+    argument = json.dumps(json.loads(DATA)["process"]["args"][0]).encode()
+    assert DATA.count(argument) == 1
+    data = DATA.replace(argument, b'"%s"' % text)
+    (line,) = harness.run([(b"r", data + b"\0" + replay.listed(contents(scene)))], readers)
+    assert (line != b"-") is is_used
 
 
 # What is done to the bundle, which is a file system of 32 KiB; then the launcher is started.
@@ -238,6 +265,8 @@ def test_what_cannot_be_written_is_left_to_python(scene: Scene, name: str) -> No
     document = json.loads(DATA)
     document["process"]["args"] = ["x" * 9000]
     data = json.dumps(document).encode()
+    scene.file.unlink()
+    scene.remember(data)
     assert scene.replays(data)
     place = scene.bench.path("other/bundle")
     (place / "config.json").unlink()
@@ -324,7 +353,7 @@ def test_a_limit_of_file_sizes_is_python_s(scene: Scene) -> None:
     command = [scene.program, "create", "--bundle", str(scene.bundle), "c1"]
     for old in scene.bench.workshop.root.rglob("*.record"):
         old.unlink()
-    limited = ["/bin/sh", "-c", 'ulimit -S -f 200; exec "$@"', "sh", *command]
+    limited = ["/bin/sh", "-c", 'ulimit -S -f 100; exec "$@"', "sh", *command]
     subprocess.run(limited, env=scene.bench.environment(), check=True, timeout=30)
     records = {path.name for path in scene.bench.workshop.root.rglob("*.record")}
     assert records == {"python.record"}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from fuzz import replay as harness
+from launcher import replays
 
 from gpuruntime import probes
 from gpuruntime.launcher import replay
@@ -177,7 +178,7 @@ def test_the_program_itself() -> None:
     state = probes.read({"program": ["program", ["version", "discover/driver_table.py"]]})
     fields = replay.flat_probes(state.values())
     assert fields is not None
-    operation, path, stamp = replay.fields(fields)
+    operation, path, stamp = replays.fields(fields)
     assert operation == b"content"
     assert probes.read({"x": ["content", [os.fsdecode(path)]]})["x"][1].popitem()[1] == [
         int(number) for number in stamp.split()

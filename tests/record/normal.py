@@ -125,7 +125,7 @@ class Normaliser:
     def __call__(self, name: str, content: bytes) -> bytes:
         """Return what is recorded of *content*, of the file *name* in a case."""
         text = content.decode("latin-1")
-        if name == f"{STATE}replay":
+        if name.startswith(f"{STATE}replay-"):
             text = spread(content).decode("latin-1")
         for rule, pattern in self.rules:
             if name.startswith(rule.where):
@@ -134,7 +134,7 @@ class Normaliser:
 
 
 def spread(content: bytes) -> bytes:
-    """Return the file of answers with one field a line, indented, and no lengths.
+    """Return a replay file with one field a line, indented, and no lengths.
 
     A length counts the bytes of the checkout's path.
     """

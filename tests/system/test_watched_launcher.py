@@ -15,7 +15,7 @@ from shim_host import LAUNCHER, ShimHost, asking
 pytestmark = pytest.mark.system
 BUILT = Path(LAUNCHER).resolve()
 COMPANION = "/run/gpuruntime/launcher"
-REPLAY = "/run/gpuruntime/replay"
+REPLAY = "/run/gpuruntime/replay-*"
 FORGOTTEN = f"sed -i -E '/^word (NVIDIA_|CUDA_VERSION)$/d' {COMPANION}"
 
 
