@@ -66,9 +66,9 @@ DEFAULTS: dict[str, Any] = {
     f"{RUNTIME}-hook.skip-mode-detection": False,
     "nvidia-ctk.path": "nvidia-ctk",
 }
-AUTO, CDI, JIT, LEGACY = "auto", "cdi", "jit-cdi", "legacy"
+AUTO, CDI, CSV, JIT, LEGACY = "auto", "cdi", "csv", "jit-cdi", "legacy"
 # With any other mode, containers that request a GPU fail, and all others start.
-MODES = (AUTO, CDI, JIT, LEGACY)
+MODES = (AUTO, CDI, CSV, JIT, LEGACY)
 # Level name of the incumbent → our level name.
 LOG_LEVELS = {
     "panic": "error",

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 GDS, MOFED, GDRCOPY, NVSWITCH = "gds", "mofed", "gdrcopy", "nvswitch"
 IMEX, MIG_CONFIG, MIG_MONITOR = "imex", "mig-config", "mig-monitor"
 FEATURES = (GDS, MOFED, GDRCOPY, NVSWITCH, IMEX, MIG_CONFIG, MIG_MONITOR)
+# How GPUs are discovered on a platform: by NVML and device nodes, by Windows' adapters, by the CSV
+# files of a Tegra.
+NVML, WSL, CSV = "nvml", "wsl", "csv"
+# The capability of files that a container gets only if it requests every CSV file.
+ALL_CSV = "csv-mounts"
 
 
 class MigDevice(Record):
@@ -83,10 +88,11 @@ class Node(Record):
 class GpuNodes(Record):
     """A GPU and its nodes: its own, those of DRM, and the two nodes of each MIG device.
 
-    *links* are `TARGET::LINK`, the by-path links to DRM nodes.
+    *links* are `TARGET::LINK`, the by-path links to DRM nodes. *others* are the further nodes that
+    a GPU needs on a platform without control nodes.
     """
 
-    __slots__ = ("drm", "gpu", "links", "mig", "node")
+    __slots__ = ("drm", "gpu", "links", "mig", "node", "others")
 
     def __init__(
         self,
@@ -96,12 +102,14 @@ class GpuNodes(Record):
         drm: tuple[Node, ...] = (),
         links: tuple[str, ...] = (),
         mig: tuple[tuple[MigDevice, Node, Node], ...] = (),
+        others: tuple[Node, ...] = (),
     ) -> None:
         self.gpu = gpu
         self.node = node
         self.drm = drm
         self.links = links
         self.mig = mig
+        self.others = others
 
 
 class LeftOutDevice(Record):
@@ -196,10 +204,11 @@ class File(Record):
 class Driver(Record):
     """The user space of one driver version below a driver root.
 
-    *problems* are sentences about missing and omitted files, with the reasons.
+    *problems* are sentences about missing and omitted files, with the reasons. *platform* is NVML,
+    WSL or CSV; the *version* is "" where only NVML would report it, and is not asked.
     """
 
-    __slots__ = ("files", "libraries", "problems", "version")
+    __slots__ = ("files", "libraries", "platform", "problems", "version")
 
     def __init__(
         self,
@@ -208,11 +217,13 @@ class Driver(Record):
         libraries: tuple[Library, ...],
         files: tuple[File, ...],
         problems: tuple[str, ...] = (),
+        platform: str = NVML,
     ) -> None:
         self.version = version
         self.libraries = libraries
         self.files = files
         self.problems = problems
+        self.platform = platform
 
     def has_program(self, name: str) -> bool:
         """Return whether the program *name* is one of the files."""
@@ -227,10 +238,11 @@ class Inventory(Record):
     *cuda_version* is the newest CUDA version that the driver runs, `12.4`, or "" if NVML does
     not report it. *left_out* are GPUs and MIG devices that are not among *gpus*. *problems* are
     sentences about faults, including those that are the reason for a device in *left_out*.
+    *decision* is a sentence: by which marks the platform was chosen, "" for the usual one.
     """
 
     __slots__ = (
-        *("control_nodes", "cuda_version", "driver", "features", "gds_files", "gpus"),
+        *("control_nodes", "cuda_version", "decision", "driver", "features", "gds_files", "gpus"),
         *("left_out", "management_nodes", "problems"),
     )
 
@@ -246,6 +258,7 @@ class Inventory(Record):
         cuda_version: str = "",
         problems: tuple[str, ...] = (),
         left_out: tuple[LeftOutDevice, ...] = (),
+        decision: str = "",
     ) -> None:
         self.driver = driver
         self.gpus = gpus
@@ -256,3 +269,4 @@ class Inventory(Record):
         self.cuda_version = cuda_version
         self.problems = problems
         self.left_out = left_out
+        self.decision = decision

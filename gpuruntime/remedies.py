@@ -44,6 +44,7 @@ ALLOW_MISSING_GPU = 'set "missing-gpu" to "warn" in config.toml to start contain
 INSTALL_DRIVER = "install the NVIDIA driver"
 INSTALL_FOR_MACHINE = "install the driver for the architecture of this machine"
 REINSTALL_DRIVER = "install the driver again"
+RESTART_WSL = 'run "wsl --shutdown" on Windows, and update its NVIDIA driver'
 REBOOT = "reboot: the kernel loads the installed module then"
 SIGN_MODULE = (
     "sign the module with a key that the firmware accepts "

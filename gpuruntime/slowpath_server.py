@@ -61,7 +61,13 @@ def discover(argument: dict[str, float | str]) -> dict[str, object]:
     and another cgroup may hold.
     """
     from gpuruntime import probes  # noqa: PLC0415
-    from gpuruntime.discover import fingerprint, inventory, nvml  # noqa: PLC0415
+    from gpuruntime.discover import (  # noqa: PLC0415
+        fingerprint,
+        inventory,
+        nvml,
+        platforms,
+        tegra,
+    )
     from gpuruntime.snapshots import inventory_json  # noqa: PLC0415
 
     root = str(argument["driver root"])
@@ -70,11 +76,15 @@ def discover(argument: dict[str, float | str]) -> dict[str, object]:
     is_shared = _has_descriptors()
     try:
         # A driver root may have files alone.
-        dev_root = root if os.path.exists(os.path.join(root, "dev/nvidiactl")) else "/"
-        state = probes.read(fingerprint.plan(root, dev_root, environment=False))
+        has_nodes = any(os.path.exists(f"{root}{path}") for path in platforms.NODES)
+        dev_root = root if has_nodes else "/"
+        csv = tegra.CsvOptions(directory=str(argument["CSV files"]))
+        state = probes.read(fingerprint.plan(root, dev_root, environment=False, csv=csv))
         found = inventory.discover(
             root,
             dev_root,
+            mode=str(argument["mode"]),
+            csv=csv,
             strict=False,
             environment=False,
             deadline_s=float(argument["deadline_s"]),

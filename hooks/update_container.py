@@ -6,7 +6,7 @@ from __future__ import annotations
 from cdi.pathnames import basename, dirname
 from gpuruntime.formats import ldcache_merge
 from gpuruntime.system.clean_names import LINK_PATH, is_clean, is_clean_name
-from gpuruntime.system.compat import CudaCompat
+from gpuruntime.system.compat import DEFAULT_ROOT, CudaCompat
 from gpuruntime.system.loader import LoaderCache
 from gpuruntime.system.ops import (
     ApplicationProfile,
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 NAME = "update-container"
 VALUES = frozenset(
-    ("chmod", "cuda-compat", "device-link", "ldconfig-mode", "ldconfig-path", "library", "link")
+    (
+        *("chmod", "cuda-compat", "cuda-compat-cuda", "cuda-compat-root", "device-link"),
+        *("ldconfig-mode", "ldconfig-path", "library", "link"),
+    )
 )
 SWITCHES = frozenset(("ahead", "application-profile", "mask-params"))
 MERGE, HOST, NONE = _MODES = ("merge", "host", "none")
@@ -41,6 +44,8 @@ def read(arguments: Sequence[str]) -> OptionValues:
     --link TARGET::LINK            make LINK a link to TARGET
     --device-link TARGET::LINK     the same, if there is a TARGET
     --cuda-compat VERSION          prefer the image's CUDA where it is right for this driver
+    --cuda-compat-cuda VERSION     the same, where the driver is known by its CUDA version
+    --cuda-compat-root DIRECTORY   where the image has its CUDA, for --cuda-compat-cuda
     --library SONAME::PATH::ABI    let the loader find SONAME at PATH
     --ldconfig-mode MODE           "merge"; "host" to run that ldconfig where the image's cache
                                    cannot be merged with; "none": leave the loader's files alone
@@ -125,12 +130,22 @@ def _linked_entries(
 
 def _compat(option_values: OptionValues) -> CudaCompat | None:
     version = last(option_values, "cuda-compat")
-    if not version:
+    cuda = last(option_values, "cuda-compat-cuda")
+    if version:
+        return CudaCompat(_version(version, "driver"))
+    if not cuda:
         return None
-    numbers = version.split(".")
-    if len(version) > _MAX_VERSION_CHARS or not all(n.isascii() and n.isdigit() for n in numbers):
-        raise refused(NAME, version, "is not a driver version")
-    return CudaCompat(version)
+    directory = last(option_values, "cuda-compat-root", DEFAULT_ROOT)
+    if not is_clean(directory):
+        raise refused(NAME, directory, "is not a plain absolute path")
+    return CudaCompat("", _version(cuda, "CUDA"), directory)
+
+
+def _version(text: str, what: str) -> str:
+    numbers = text.split(".")
+    if len(text) > _MAX_VERSION_CHARS or not all(n.isascii() and n.isdigit() for n in numbers):
+        raise refused(NAME, text, f"is not a {what} version")
+    return text
 
 
 def _chmod(value: str) -> Chmod:

@@ -78,7 +78,9 @@ def generate(
 
 
 def warn(inventory: Inventory) -> None:
-    """Print a warning on standard error for each device or file that was left out."""
+    """Print on standard error the platform, and a warning for each device or file left out."""
+    if inventory.decision:
+        click.echo(escape(inventory.decision), err=True)
     sentences = [*generator.problems(inventory), *map(str, inventory.left_out)]
     for sentence in dict.fromkeys(sentences):
         click.echo(f"warning: {escape(sentence)}", err=True)

@@ -37,7 +37,7 @@ def _modes() -> Iterable[str]:
 def _discovery_modes() -> Iterable[str]:
     from gpuruntime.cli import features, generator  # noqa: PLC0415
 
-    return (generator.AUTO, generator.NVML, generator.MANAGEMENT, *features.MODES)
+    return (*generator.PLATFORM_MODES, generator.MANAGEMENT, *features.MODES)
 
 
 def _strategies() -> Iterable[str]:

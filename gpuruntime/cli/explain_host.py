@@ -11,7 +11,6 @@ from typing import Any
 
 from cdi.complete import in_user_namespace
 from cdi.registry import Registry
-from gpuruntime import slowpath
 from gpuruntime.cli import interpreter
 from gpuruntime.config import Config
 from gpuruntime.errors import GpuRuntimeError
@@ -20,6 +19,7 @@ from gpuruntime.model import Inventory, LeftOutDevice
 from gpuruntime.oci import lowlevel
 from gpuruntime.plan import devices
 from gpuruntime.shim.host import ShimHost
+from gpuruntime.snapshots import inventory_snapshot
 from gpuruntime.snapshots.inventory_snapshot import Found, InventorySnapshot, inventory_of
 
 RUNTIME = "gpu-container-runtime"
@@ -41,16 +41,15 @@ class ExplainHost(ShimHost):
 
     def read_inventory(self, *, fresh: bool) -> Found:
         """Return the inventory of the snapshot, or a new one, which is not saved."""
-        deadline_s = self._config["discovery-timeout"]
-        root = self._config.driver_root or "/"
-        question = {"driver root": root, "deadline_s": deadline_s}
+        config = self._config
 
         def discover() -> Any:  # noqa: ANN401 (JSON)
-            return slowpath.ask(self._cli_python, "discover", question, deadline_s)
+            return inventory_snapshot.discover_machine(config, self._cli_python)
 
         read = None
-        if not fresh and self._config["health"] != "nvml":
-            read = InventorySnapshot(root, discover).read()
+        if not fresh and config["health"] != "nvml":
+            root, variant = config.driver_root or "/", inventory_snapshot.variant(config)
+            read = InventorySnapshot(root, discover, variant=variant).read()
         result = read or Found(inventory_of(discover()), is_fresh=True, state=None)
         self.inventory = result.inventory
         return result

@@ -13,22 +13,24 @@ import click
 from cdi import generate, names, version
 from cdi.errors import CdiError
 from cdi.wire import Edits, Spec
-from gpuruntime import probes, remedies
+from gpuruntime import model, probes, remedies
 from gpuruntime.cli import config_in_force, features
 from gpuruntime.cli.comma_option import CommaOption
-from gpuruntime.discover import fingerprint
+from gpuruntime.discover import csv_files, fingerprint, platforms, tegra
 from gpuruntime.discover import inventory as machine
 from gpuruntime.errors import ArgumentError, ConfigError, DiscoveryError, SpecError, escape
 from gpuruntime.model import Inventory
 from gpuruntime.plan import devices, driver_files, gpu_edits
 from gpuruntime.request import capabilities
 
-AUTO, NVML, MANAGEMENT = "auto", "nvml", "management"
-# Modes of the incumbent that this program refuses.
-_LATER = ("csv", "wsl")
+AUTO, NVML, MANAGEMENT = platforms.AUTO, model.NVML, "management"
+# The modes of discovery by the platform of the machine.
+PLATFORM_MODES = (AUTO, NVML, model.WSL, model.CSV)
+_SINGLE_DEVICE = "disable-multiple-csv-devices"
 INCUMBENTS_HOOK = "nvidia-cdi-hook"
 FEATURES = (
     "disable-ipc-discoverer",
+    _SINGLE_DEVICE,
     "no-additional-gids-for-device-nodes",
 )
 
@@ -59,11 +61,25 @@ class GenerateOptions(NamedTuple):
     annotations: bool
     additional_gids: bool
     max_spec_version: str
+    # With defaults: the options that an older version has saved lack them.
+    csv_files: tuple[str, ...] = ()
+    csv_ignore_patterns: tuple[str, ...] = ()
+    csv_compat_root: str = ""
 
     @property
     def kind(self) -> str:
         """The kind of the spec's devices."""
         return f"{self.vendor}/{self.class_}"
+
+    @property
+    def csv(self) -> tegra.CsvOptions:
+        """The options for the CSV files of a Tegra."""
+        return tegra.CsvOptions(
+            files=self.csv_files,
+            ignore_patterns=self.csv_ignore_patterns,
+            library_search_path=self.library_search_paths,
+            single_device=_SINGLE_DEVICE in self.feature_flags,
+        )
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,8 +109,9 @@ _OPTIONS = (
         "--discovery-mode",
         default=AUTO,
         envvar=_twins("MODE", "CDI_GENERATE_MODE"),
-        help="nvml for containers that use GPUs, management for those that look after them; "
-        f"{', '.join(features.MODES)} for these nodes alone.  [default: auto, which is nvml]",
+        help="nvml, wsl or csv for containers that use GPUs on Linux, WSL or a Tegra, management "
+        f"for those that look after GPUs; {', '.join(features.MODES)} for these nodes alone.  "
+        "[default: auto, by the platform]",
     ),
     click.option(
         "--vendor",
@@ -183,6 +200,25 @@ _OPTIONS = (
         help=f"One of {', '.join(FEATURES)}.",
     ),
     click.option(
+        *("--csv.file", "csv_files"),
+        cls=CommaOption,
+        envvar=_twins("CSV_FILES", "CDI_GENERATE_CSV_FILES"),
+        help="CSV file of a Tegra.  [default: devices.csv, drivers.csv, l4t.csv in "
+        f"{csv_files.DIRECTORY}]",
+    ),
+    click.option(
+        *("--csv.ignore-pattern", "csv_ignore_patterns"),
+        cls=CommaOption,
+        envvar=_twins("CSV_IGNORE_PATTERNS", "CDI_GENERATE_CSV_IGNORE_PATTERNS"),
+        help="Pattern of sym entries to leave out: of the path, or of the name after **/.",
+    ),
+    click.option(
+        *("--csv.compat-container-root", "csv_compat_root"),
+        default="",
+        envvar=_twins("CSV_COMPAT_CONTAINER_ROOT", "CDI_GENERATE_CSV_CONTAINER_COMPAT_ROOT"),
+        help="Directory of CUDA in images for Orin.  [default: /usr/local/cuda/compat_orin]",
+    ),
+    click.option(
         "--annotations",
         is_flag=True,
         envvar=_twins("ANNOTATIONS"),
@@ -256,6 +292,8 @@ def discover(chosen: GenerateOptions) -> Inventory:
     inventory = machine.discover(
         chosen.driver_root,
         chosen.dev_root,
+        mode=NVML if chosen.mode == MANAGEMENT else chosen.mode,
+        csv=chosen.csv,
         library_search_path=chosen.library_search_paths,
         config_search_path=chosen.config_search_paths,
         management=chosen.mode == MANAGEMENT,
@@ -294,6 +332,7 @@ def state_of(chosen: GenerateOptions) -> dict[str, Any]:
             chosen.dev_root,
             chosen.library_search_paths,
             chosen.config_search_paths,
+            csv=chosen.csv,
         )
     )
 
@@ -330,11 +369,19 @@ def _parts(chosen: GenerateOptions, inventory: Inventory) -> tuple[list[tuple[st
     driver = inventory.driver
     if devices.ALL not in chosen.driver_capabilities:
         driver = driver_files.select(driver, chosen.driver_capabilities)
+    elif driver.platform == model.CSV:
+        # Without the files of other CSV files than the usual ones.
+        driver = driver_files.select(driver, capabilities.ALL)
     if "disable-ipc-discoverer" in chosen.feature_flags:
         driver = driver_files.without(driver, "ipc")
     if chosen.mode == MANAGEMENT:
         named = [(devices.ALL, gpu_edits.management_edits(inventory.management_nodes, style))]
         return named, gpu_edits.common_edits(driver, (), (), style)
+    if driver.platform == model.WSL:
+        # One device node serves all GPUs, whichever ids are named.
+        (gpu,) = inventory.gpus
+        edits = gpu_edits.device_edits(devices.GpuDevice(gpu), style)
+        return [(devices.ALL, edits)], gpu_edits.common_edits(driver, (), (), style)
     selected = devices.devices(chosen.device_ids, inventory.gpus, inventory.left_out)
     if devices.NONE in chosen.device_ids and not selected:
         named = [(devices.NONE, gpu_edits.empty_device())]
@@ -343,7 +390,8 @@ def _parts(chosen: GenerateOptions, inventory: Inventory) -> tuple[list[tuple[st
             selected, chosen.name_strategies, style, with_all=not chosen.no_all_device
         )
     links = [link for device in selected if not device.mig for link in device.gpu.links]
-    return named, gpu_edits.common_edits(driver, inventory.control_nodes, links, style)
+    cuda = gpu_edits.tegra_cuda(inventory, style)
+    return named, gpu_edits.common_edits(driver, inventory.control_nodes, links, style, cuda)
 
 
 def summary(inventory: Inventory, spec: Spec) -> str:
@@ -352,7 +400,9 @@ def summary(inventory: Inventory, spec: Spec) -> str:
     migs = sum(len(gpu.mig) for gpu in inventory.gpus)
     files = len(spec.get("containerEdits", Edits()).get("mounts", []))
     numbers: tuple[tuple[int, str], ...] = ((gpus, "GPU"), (migs, "MIG device"), (files, "file"))
-    if not inventory.driver.libraries:
+    if inventory.driver.platform == model.WSL:
+        numbers = ((1, "device for all GPUs"), (files, "file"))
+    elif not inventory.driver.libraries:
         # The discovery looked only for features.
         nodes = [device["containerEdits"].get("deviceNodes", []) for device in spec["devices"]]
         numbers = ((sum(map(len, nodes)), "device node"),)
@@ -367,15 +417,11 @@ def problems(inventory: Inventory) -> tuple[str, ...]:
 
 
 def _mode(mode: str) -> str:
-    if mode in (AUTO, NVML):
-        return NVML
-    if mode == MANAGEMENT or mode in features.MODES:
+    if mode in PLATFORM_MODES or mode == MANAGEMENT or mode in features.MODES:
         return mode
-    if mode in _LATER:
-        raise ArgumentError(f'the discovery mode "{mode}" is not there yet', 'use "--mode nvml"')
     raise ArgumentError(
         f'invalid discovery mode: "{mode}"',
-        f"use {', '.join((AUTO, NVML, MANAGEMENT, *features.MODES))}",
+        f"use {', '.join((*PLATFORM_MODES, MANAGEMENT, *features.MODES))}",
     )
 
 
@@ -394,6 +440,7 @@ def _style(chosen: GenerateOptions) -> gpu_edits.Style:
         enabled=chosen.enabled_hooks,
         separate=chosen.separate_hooks,
         ldconfig=chosen.ldconfig_path,
+        compat_root=chosen.csv_compat_root,
         groups=chosen.additional_gids
         and "no-additional-gids-for-device-nodes" not in chosen.feature_flags,
     )

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from cdi.complete import in_user_namespace
-from gpuruntime import __version__, remedies, slowpath
+from gpuruntime import __version__, remedies
 from gpuruntime.cli import interpreter
 from gpuruntime.cli import system_devices as devices
 from gpuruntime.cli.checks import driver_checks, engine_files, readers, spec_fresh, spec_registry
@@ -22,7 +22,7 @@ from gpuruntime.cli.output import write_stdout
 from gpuruntime.config import DEFAULTS
 from gpuruntime.errors import GpuRuntimeError, escape
 from gpuruntime.formats import driver_version
-from gpuruntime.snapshots import hook_log, inventory_json
+from gpuruntime.snapshots import hook_log, inventory_json, inventory_snapshot
 from gpuruntime.snapshots.inventory_snapshot import inventory_of
 
 FORMAT = 1
@@ -139,11 +139,8 @@ def _driver(machine: ExaminedMachine) -> dict[str, Any]:
 
 def _inventory(machine: ExaminedMachine) -> tuple[dict[str, Any] | None, str]:
     """Return the inventory and "", or None and the error."""
-    config = machine.config
-    deadline_s = config["discovery-timeout"]
-    query = {"driver root": config.driver_root or "/", "deadline_s": deadline_s}
     try:
-        reply = slowpath.ask(interpreter.of_slow_path(), "discover", query, deadline_s)
+        reply = inventory_snapshot.discover_machine(machine.config, interpreter.of_slow_path())
         return inventory_json.encode(inventory_of(reply)), ""
     except GpuRuntimeError as error:
         return None, str(error)

@@ -309,9 +309,9 @@ OPTIONS = (
         "string",
         default="auto",
         doc='Where the devices of a container come from: "cdi" from the CDI specs in spec-dirs; '
-        '"jit-cdi" from the current state of the host; "legacy" also from there, but a prestart '
-        'hook mounts the driver\'s files. "auto" is "cdi" for qualified CDI names and "jit-cdi" '
-        "for other names.",
+        '"jit-cdi" from the current state of the host; "csv" also from there, by the CSV files of '
+        'a Tegra; "legacy" also from there, but a prestart hook mounts the driver\'s files. '
+        '"auto" is "cdi" for qualified CDI names and "jit-cdi" for other names.',
         choices=settings.MODES,
     ),
     Option(
@@ -344,7 +344,6 @@ OPTIONS = (
         "string",
         default="",
         doc="Directory of the CUDA compatibility libraries in images for Orin.",
-        never='the mode "csv" is not supported',
         sample="/usr/local/cuda/compat_orin",
     ),
     Option(
@@ -352,7 +351,6 @@ OPTIONS = (
         "string",
         default=f"/etc/{_RUNTIME}/host-files-for-container.d",
         doc="Directory of the CSV files of Tegra systems.",
-        never='the mode "csv" is not supported',
     ),
     Option(
         f"{_MODES}.jit-cdi.driver-capabilities",

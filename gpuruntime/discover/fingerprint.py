@@ -13,12 +13,22 @@ import posixpath
 from collections.abc import Iterable, Sequence
 
 from gpuruntime import probes
-from gpuruntime.discover import device_nodes, driver_table, inventory, user_space
+from gpuruntime.discover import (
+    device_nodes,
+    driver_table,
+    inventory,
+    platforms,
+    tegra,
+    user_space,
+)
 from gpuruntime.discover import search_paths as places
 from gpuruntime.discover.other_files import MPS_DIRECTORY, private_directory
+from gpuruntime.errors import DiscoveryError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from gpuruntime.probes import Plan
 
 _MODULES = ("nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm")
@@ -40,14 +50,16 @@ def plan(
     config_search_paths: Sequence[str] = (),
     *,
     environment: bool = True,
+    csv: tegra.CsvOptions | None = None,
     proc: str = "/proc",
     sys: str = "/sys",
 ) -> Plan:
     """Return the probes of the host below both roots, by part, for `probes.read`.
 
     With *environment*, the plan includes the environment variables: for a caller that always runs
-    under the same ones. Make a new plan with each inventory: it names the files and GPUs that
-    exist now. Raises DiscoveryError if the driver root cannot be read.
+    under the same ones. *csv* are the options for a Tegra. Make a new plan with each inventory: it
+    names the files and GPUs that exist now. Raises DiscoveryError if the driver root cannot be
+    read.
     """
     root = user_space.DriverRoot(driver_root)
     dev = os.path.abspath(dev_root).rstrip("/")
@@ -56,7 +68,7 @@ def plan(
     around = [root.around(path) for path in _with_driver_libraries(libraries)]
     others = _other_directories(root, around, config_search_paths, variables["XDG_DATA_DIRS"])
     nvidia = f"{proc}/driver/nvidia"
-    parts = {
+    parts: dict[str, list[Any]] = {
         probes.PROGRAM: [probes.PROGRAM, [probes.VERSION, _TABLE]],
         "driver root": [
             probes.PLACE,
@@ -104,9 +116,41 @@ def plan(
             ),
         ],
     }
+    parts.update(_of_platform(root, dev_root, csv or tegra.CsvOptions()))
     if environment:
         parts["environment"] = [probes.VARIABLE, list(variables)]
     return parts
+
+
+def _of_platform(
+    root: user_space.DriverRoot, dev_root: str, csv: tegra.CsvOptions
+) -> dict[str, list[Any]]:
+    """Return the probes of the platforms whose marks the machine has, none on most machines."""
+    try:
+        dev = device_nodes.DevRoot(dev_root)
+    except DiscoveryError:
+        # Discovery reports it.
+        return {}
+    try:
+        marks = platforms.marks(root, dev)
+        parts: dict[str, list[Any]] = {}
+        if marks.dxg:
+            stores = f"{root.host_path(platforms.WSL_DRIVERS)}"
+            directories = [stores, *(f"{stores}/{name}" for name in _names(stores))]
+            libraries = [root.host_path(platforms.WSL_LIBRARIES), marks.dxcore]
+            parts["node of WSL"] = [probes.NODES, [f"{dev.path.rstrip('/')}{platforms.DXG}"]]
+            parts["files of WSL"] = [
+                probes.IDENTITY,
+                _existing(path for path in (*libraries, *directories) if path),
+            ]
+        if marks.tegra or csv.files:
+            files, directories, nodes = tegra.inputs(root, dev, csv)
+            parts["CSV files"] = [probes.IDENTITY, _existing(files)]
+            parts["directories of CSV entries"] = [probes.IDENTITY, _existing(directories)]
+            parts["nodes of CSV entries"] = [probes.NODES, nodes]
+        return parts
+    finally:
+        dev.close()
 
 
 def boot_id(proc: str = "/proc") -> str:

@@ -12,13 +12,16 @@ from gpuruntime.discover import (
     device_nodes,
     left_out_gpus,
     nvml,
-    platform,
+    platforms,
+    tegra,
     user_space,
     user_space_version,
+    wsl,
 )
 from gpuruntime.errors import DiscoveryError, DriverError, GpuRuntimeError
 from gpuruntime.model import (
     GDS,
+    WSL,
     Driver,
     File,
     Gpu,
@@ -34,12 +37,16 @@ if TYPE_CHECKING:
 # Files for GPUDirect Storage: udev's data about disks, and the settings of cuFile.
 UDEV = "/run/udev"
 CUFILE = "/etc/cufile.json"
+# Path of NVML and deadline → the query.
+StartQuery = Callable[[str, float], nvml.Query | nvml.AnsweredQuery]
 
 
 def discover(  # noqa: PLR0913 (options, given by name)
     driver_root: str,
     dev_root: str,
     *,
+    mode: str = platforms.AUTO,
+    csv: tegra.CsvOptions | None = None,
     library_search_path: Sequence[str] = (),
     config_search_path: Sequence[str] = (),
     management: bool = False,
@@ -47,29 +54,28 @@ def discover(  # noqa: PLR0913 (options, given by name)
     environment: bool = True,
     deadline_s: float = nvml.DEADLINE_S,
     on_own_limits: Callable[[], object] = bool,
-    query: Callable[[str, float], nvml.Query | nvml.AnsweredQuery] = nvml.Query,
+    query: StartQuery = nvml.Query,
     proc: str = "/proc",
     sys: str = "/sys",
 ) -> Inventory:
     """Read the machine below *driver_root* and *dev_root*.
 
-    With *management*, the inventory lists no GPUs, but the nodes of all of them. If not *strict*,
-    GPUs and control nodes may be missing. With *environment*, its variables name further
+    *mode* is NVML, WSL or CSV, or AUTO for that of the machine's platform; *csv* are the options
+    of CSV. With *management*, the inventory lists no GPUs, but the nodes of all of them. If not
+    *strict*, GPUs and control nodes may be missing. With *environment*, its variables name further
     directories of files. *on_own_limits* is called if a GPU is left out that another process may
     get. *query* starts the query of the NVML at a path, with a deadline; a process that has loaded
     NVML asks it there. *proc* and *sys* are the directories of the kernel's files.
 
     Raises DriverError if the driver does not respond within *deadline_s*, DiscoveryError if files
-    or nodes are missing, ConfigError on a machine of another kind.
+    or nodes are missing.
     """
     root = user_space.DriverRoot(driver_root)
+    csv = csv or tegra.CsvOptions(library_search_path=library_search_path)
     with _dev_roots(dev_root) as (dev, host):
-        platform.refuse_wsl(root, dev)
-        try:
-            library = user_space.find_nvml(root, library_search_path)
-        except DriverError:
-            platform.refuse_tegra(root)
-            raise
+        marks = platforms.marks(root, dev)
+        if mode == WSL or (mode == platforms.AUTO and marks.wsl and not management):
+            return wsl.discover(root, dev, marks, deadline_s)
         find_driver = functools.partial(
             user_space.find_driver,
             root,
@@ -77,13 +83,24 @@ def discover(  # noqa: PLR0913 (options, given by name)
             config_search_path=config_search_path,
             environment=environment,
         )
-        with query(library, deadline_s) as started:
-            # NVML takes its time: the files of the loaded driver are searched for meanwhile.
-            early_driver = _driver_of_module(root, find_driver)
-            response = started.answer()
-        if not response.is_shared:
+        response, failure, has_nvml, early_driver = _ask(
+            root, library_search_path, deadline_s, query, find_driver
+        )
+        if response is not None and not response.is_shared:
             on_own_limits()
-        platform.refuse_integrated(response.gpus)
+        if not management:
+            decision = platforms.tegra_decision(mode, marks, response)
+            if decision:
+                # A Tegra need not have NVML.
+                without = [f"NVML is not used: {failure.message}"] if failure and has_nvml else []
+                if isinstance(failure, nvml.NoAnswerError):
+                    on_own_limits()
+                return tegra.discover(
+                    root, dev, csv, answer=response, decision=decision, problems=without
+                )
+        if response is None:
+            assert failure is not None
+            raise _without_nvml(failure, marks, mode)
         if early_driver is not None and early_driver.version == response.driver_version:
             driver = early_driver
         else:
@@ -94,6 +111,7 @@ def discover(  # noqa: PLR0913 (options, given by name)
                 gpus=(),
                 control_nodes=(),
                 management_nodes=device_nodes.management_nodes(dev),
+                decision=platforms.nvml_decision(marks),
                 cuda_version=response.cuda_version,
                 problems=response.problems,
             )
@@ -124,7 +142,42 @@ def discover(  # noqa: PLR0913 (options, given by name)
             cuda_version=response.cuda_version,
             problems=problems,
             left_out=left_out,
+            decision=platforms.nvml_decision(marks),
         )
+
+
+def _ask(
+    root: user_space.DriverRoot,
+    library_search_path: Sequence[str],
+    deadline_s: float,
+    query: StartQuery,
+    find_driver: Callable[[str], Driver],
+) -> tuple[nvml.Answer | None, DriverError | DiscoveryError | None, bool, Driver | None]:
+    """Return NVML's answer, or the error; and whether there is an NVML, usable or not.
+
+    Last the driver of the loaded module, if its files were found while NVML was asked.
+    """
+    try:
+        library = user_space.find_nvml(root, library_search_path)
+    except DriverError as error:
+        return None, error, False, None
+    except DiscoveryError as error:
+        return None, error, True, None
+    try:
+        with query(library, deadline_s) as started:
+            # NVML takes its time: the files of the loaded driver are searched for meanwhile.
+            early_driver = _driver_of_module(root, find_driver)
+            return started.answer(), None, True, early_driver
+    except DriverError as error:
+        return None, error, True, None
+
+
+def _without_nvml(
+    failure: DriverError | DiscoveryError, marks: platforms.Marks, mode: str
+) -> DriverError | DiscoveryError:
+    """Return the error for a machine whose NVML does not answer."""
+    reason = platforms.missing_wsl(marks) if mode == platforms.AUTO else None
+    return failure if reason is None else DriverError(*reason)
 
 
 def discover_features(driver_root: str, dev_root: str) -> Inventory:

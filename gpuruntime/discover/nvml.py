@@ -139,7 +139,8 @@ class Query:
             response = json.loads(outcome.output)
         except ValueError:
             raise NoAnswerError(
-                f'"{self._library}" ended the process that asked it, {_how(outcome.status)}',
+                f'"{self._library}" ended the process that asked it, '
+                f"{how_it_ended(outcome.status)}",
                 remedies.CHECK_NVIDIA_SMI,
             ) from None
         if "error" in response:
@@ -224,7 +225,8 @@ def _sleep_of(child: int) -> str:
     return " ".join(facts.get(name, "").strip() for name in switches)
 
 
-def _how(status: int | None) -> str:
+def how_it_ended(status: int | None) -> str:
+    """Return the exit status or signal of a child in words."""
     if status is None:
         return "status unknown"
     return f"status {status}" if status >= 0 else f"signal {-status}"
@@ -262,8 +264,11 @@ def module_version(proc: str = "/proc") -> str | None:
     return of_module_text(first) or None
 
 
-def _be_child(writer: int, library: str, deadline_s: float, proc: str) -> int:
-    """Write the answer of *library* to *writer*, and return the exit status."""
+def isolate(writer: int, deadline_s: float) -> None:
+    """Make this forked child one that nothing of its parent depends on, with *writer* as 3.
+
+    It ends after *deadline_s* even if its parent does not exist any more.
+    """
     # An unreachable object of the parent must not close its descriptor's number here.
     gc.disable()
     # NVML may start nvidia-modprobe and wait for it.
@@ -281,6 +286,18 @@ def _be_child(writer: int, library: str, deadline_s: float, proc: str) -> int:
     os.chdir("/")
     os.environ.clear()
     os.environ.update({"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"})
+
+
+def write_response(response: dict[str, Any]) -> None:
+    """Write *response* as JSON to the parent of this isolated child."""
+    view = memoryview(json.dumps(response).encode())
+    while view:
+        view = view[os.write(3, view) :]
+
+
+def _be_child(writer: int, library: str, deadline_s: float, proc: str) -> int:
+    """Write the answer of *library* to *writer*, and return the exit status."""
+    isolate(writer, deadline_s)
     try:
         library_calls = nvml_calls.Nvml(library)
         library_calls.ask("nvmlInit")
@@ -290,7 +307,5 @@ def _be_child(writer: int, library: str, deadline_s: float, proc: str) -> int:
     except (OSError, ImportError) as error:
         # An error of the loader, which may lack memory or descriptors, not of NVML.
         response = {"error": escape(str(error))}
-    view = memoryview(json.dumps(response).encode())
-    while view:
-        view = view[os.write(3, view) :]
+    write_response(response)
     return 0

@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 from gpuruntime import remedies
+from gpuruntime.discover.platforms import is_integrated_name
 from gpuruntime.errors import escape
 from gpuruntime.model import LeftOutDevice
 
@@ -218,11 +219,12 @@ def _gpu(nvml: Nvml, index: int, proc: str, problems: _Problems) -> dict[str, An
     device = nvml.ask("nvmlDeviceGetHandleByIndex", index)
     uuid = _uuid(nvml, device, f"GPU {index}", problems)
     bus_id = nvml.bus_id(device)
+    name = optional(nvml.text, "nvmlDeviceGetName", device) or ""
     gpu: dict[str, Any] = {
         "index": index,
         "uuid": uuid,
-        "minor": _minor(nvml, device, bus_id, proc),
-        "name": optional(nvml.text, "nvmlDeviceGetName", device) or "",
+        "minor": _minor(nvml, device, bus_id, proc, name),
+        "name": name,
         "bus_id": bus_id,
         "architecture": _architecture(nvml, device),
         "brand": _brand(nvml, device),
@@ -307,11 +309,16 @@ def _uuid(nvml: Nvml, device: object, subject: str, problems: _Problems) -> str:
     return uuid
 
 
-def _minor(nvml: Nvml, device: object, bus_id: str, proc: str) -> int:
-    """Return the minor of the GPU's node, from the kernel if NVML does not report it."""
+def _minor(nvml: Nvml, device: object, bus_id: str, proc: str, name: str) -> int:
+    """Return the minor of the GPU's node, from the kernel if NVML does not report it.
+
+    The integrated GPU of a Tegra, known by its *name*, has no node of its own: 0.
+    """
     try:
         return int(nvml.ask("nvmlDeviceGetMinorNumber", device))
     except NvmlError as error:
+        if error.code in NOT_HERE and not bus_id and is_integrated_name(name):
+            return 0
         if error.code not in NOT_HERE or not bus_id:
             raise
         try:

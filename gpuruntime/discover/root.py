@@ -214,6 +214,49 @@ class DriverRoot:
         finally:
             os.close(fd)
 
+    def content(self, path: str, max_bytes: int) -> bytes:
+        """Return the content of the file *path*, which only its owner can change.
+
+        Raises DiscoveryError, which names the file and the reason, also for a larger file.
+        """
+        fd = self._open(path)
+        if fd is None:
+            raise self._refused(path, "does not exist")
+        try:
+            self._checked(fd, path)
+            return read_regular(fd, path, max_bytes)
+        except OSError as error:
+            why = os.strerror(error.errno) if error.errno else str(error)
+            raise self._refused(path, f"cannot be read: {why}") from error
+        finally:
+            os.close(fd)
+
+    def trusted_directory(self, path: str) -> str:
+        """Return the directory that *path* leads to; raise DiscoveryError.
+
+        Only its owner can add files to it.
+        """
+        directory = self.directory(path)
+        if directory is None:
+            raise self._refused(path, "is not a directory")
+        if not self._is_safe[directory.path]:
+            raise self._changeable(directory.path, self._status(directory.path))
+        return directory.path
+
+    def link_target(self, path: str) -> str | None:
+        """Return the target of the symlink *path* as it is written, None if it is not one."""
+        directory, _, name = path.rpartition("/")
+        try:
+            fd = self.root.open_directory(directory)
+        except OSError:
+            return None
+        try:
+            return os.readlink(name, dir_fd=fd)
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+
     def special(self, path: str) -> tuple[str, os.stat_result] | None:
         """Return (path, status) of *path* itself, a socket or directory; None if it is neither.
 

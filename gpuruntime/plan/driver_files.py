@@ -43,6 +43,7 @@ def select(driver: Driver, requested: Collection[str]) -> Driver:
         libraries=tuple(_ordered(chosen)),
         files=tuple(file for file in driver.files if file.capability in names),
         problems=driver.problems,
+        platform=driver.platform,
     )
 
 
@@ -66,6 +67,7 @@ def without(driver: Driver, kind: str) -> Driver:
         libraries=driver.libraries,
         files=tuple(file for file in driver.files if file.kind != kind),
         problems=driver.problems,
+        platform=driver.platform,
     )
 
 

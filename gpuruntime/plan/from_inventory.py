@@ -43,6 +43,7 @@ def style(config: Config, hook_path: str, *, cuda_compat: bool = True) -> Style:
         ldconfig=_ldconfig(config),
         ldconfig_mode="" if mode == "merge" else mode,
         deadline_s=hook_deadline(config),
+        compat_root=config["nvidia-container-runtime.modes.csv.compat-container-root"],
         groups=_NO_GROUPS not in config.features and _NO_GROUPS not in flags,
     )
 
@@ -63,7 +64,11 @@ def requested_devices(request: Request, inventory: Inventory) -> list[GpuDevice]
     """Return the devices of *request*; raise RequestError and UnresolvedDeviceError."""
     if request.driver_only:
         return []
-    selected = devices.devices(request.ids, inventory.gpus, inventory.left_out)
+    ids = request.ids
+    if inventory.driver.platform == model.WSL and devices.NONE not in ids:
+        # One device node serves all GPUs.
+        ids = (devices.ALL,)
+    selected = devices.devices(ids, inventory.gpus, inventory.left_out)
     if not selected and devices.NONE not in request.ids:
         raise _no_gpu(inventory)
     return selected
@@ -89,6 +94,7 @@ def grant(request: Request, inventory: Inventory, config: Config, style: Style) 
     selected = requested_devices(request, inventory)
     extras = request.extras
     notes = requirements.check(extras.requirements, facts(selected, inventory))
+    notes += _platform_notes(request, inventory)
     is_legacy = request.mode == settings.LEGACY
     with_graphics = not is_legacy or bool(_GRAPHICS & set(extras.capabilities))
     notes += [
@@ -119,7 +125,18 @@ def driver_edits(request: Request, inventory: Inventory, config: Config, style: 
     driver = _driver(request.extras, inventory, config, notes)
     gpus = [device.gpu for device in requested_devices(request, inventory) if not device.mig]
     links = [link for gpu in gpus for link in gpu.links]
-    return Grant(gpu_edits.common_edits(driver, (), links, style), notes=notes)
+    cuda = gpu_edits.tegra_cuda(inventory, style)
+    return Grant(gpu_edits.common_edits(driver, (), links, style, cuda), notes=notes)
+
+
+def _platform_notes(request: Request, inventory: Inventory) -> list[str]:
+    """Return sentences about the platform that was chosen, and what it ignores of *request*."""
+    notes = [inventory.decision] if inventory.decision else []
+    if inventory.driver.platform == model.WSL:
+        ids = [name for name in request.ids if name not in (devices.ALL, devices.NONE)]
+        if ids:
+            notes.append(f"WSL has one device for all GPUs: {', '.join(ids)} gets all of them")
+    return notes
 
 
 def facts(selected: list[GpuDevice], inventory: Inventory) -> requirements.Facts:
@@ -135,12 +152,19 @@ def facts(selected: list[GpuDevice], inventory: Inventory) -> requirements.Facts
 def _with_drm(device: GpuDevice, *, keep: bool) -> GpuDevice:
     if keep:
         return device
-    gpu = model.GpuNodes(gpu=device.gpu.gpu, node=device.gpu.node, mig=device.gpu.mig)
+    gpu = model.GpuNodes(
+        gpu=device.gpu.gpu, node=device.gpu.node, mig=device.gpu.mig, others=device.gpu.others
+    )
     return devices.GpuDevice(gpu, device.mig)
 
 
 def _control_nodes(options: DriverOptions, inventory: Inventory) -> list[Node]:
-    """Return the control nodes, including required nodes that do not exist."""
+    """Return the control nodes, including required nodes that do not exist.
+
+    Only the platform of NVML has any.
+    """
+    if inventory.driver.platform != model.NVML:
+        return []
     nodes = {node.container_path: node for node in inventory.control_nodes}
     needed = [_CONTROL]
     if capabilities.COMPUTE in capabilities.closed(options.capabilities):
@@ -188,8 +212,10 @@ def _driver(
     options: DriverOptions, inventory: Inventory, config: Config, notes: list[str]
 ) -> Driver:
     """Return the driver's files for the capabilities of *options*."""
-    driver = driver_files.select(inventory.driver, options.capabilities)
+    extra = [model.ALL_CSV] if options.all_csv else []
+    driver = driver_files.select(inventory.driver, [*options.capabilities, *extra])
     omitted = driver_files.left_out(inventory.driver, driver)
+    omitted.pop(model.ALL_CSV, None)
     if omitted:
         notes.append(
             f"{sum(omitted.values())} driver files are left out; to include them, add "
@@ -203,5 +229,6 @@ def _driver(
             libraries=driver.libraries,
             files=(*driver.files, *inventory.gds_files),
             problems=driver.problems,
+            platform=driver.platform,
         )
     return driver

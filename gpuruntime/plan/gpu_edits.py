@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import posixpath
 
+from gpuruntime.model import CSV, WSL
 from gpuruntime.plan.devices import ALL, GpuDevice
 from gpuruntime.plan.driver_files import ABIS_OF_32_BIT
 from gpuruntime.record import Record
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cdi.wire import DeviceNode, Edits, Hook, Mount
-    from gpuruntime.model import Driver, File, Library, Node
+    from gpuruntime.model import Driver, File, Inventory, Library, Node
 
 HOOK_NAME = "gpu-cdi-hook"
 LIBRARY_DIRECTORIES = "NVIDIA_CTK_LIBCUDA_DIR"
@@ -42,6 +43,11 @@ CHMOD = "chmod"
 ALL_HOOKS = "all"
 # In the order in which they must run.
 HOOKS = (LINKS, COMPAT, LDCACHE, PARAMS, PROFILE, CHMOD)
+# The steps that have an effect on a platform; all of them on the others.
+_STEPS = {WSL: (LINKS, LDCACHE), CSV: (LINKS, COMPAT, LDCACHE)}
+# The GPU for which images have CUDA in a directory of its own, and that directory.
+_ORIN = "Orin (nvgpu)"
+_ORIN_COMPAT = "/usr/local/cuda/compat_orin"
 _CHMOD_DIRECTORIES = ("/dev/dri", "/dev/nvidia-caps")
 _CHMOD_MODE = "755"
 # Programs under these names know the incumbent's hooks only.
@@ -56,13 +62,15 @@ class Style(Record):
     case for the incumbent's programs. *ldconfig* is the argument of the step that updates the
     loader cache, "" for its default; *ldconfig_mode* is the option of our hook, "" for its
     default. *groups*: with the groups of device nodes. *deadline_s* is the deadline of our hook.
+    *compat_root* is the directory of CUDA in images for a Tegra, "" for the usual one.
     """
 
     __slots__ = (
-        *("deadline_s", "disabled", "groups", "ldconfig", "ldconfig_mode", "path", "separate"),
+        *("compat_root", "deadline_s", "disabled", "groups", "ldconfig", "ldconfig_mode", "path"),
+        "separate",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (options, given by name)
         self,
         path: str,
         *,
@@ -73,8 +81,10 @@ class Style(Record):
         ldconfig_mode: str = "",
         groups: bool = False,
         deadline_s: int = HOOK_DEADLINE_S,
+        compat_root: str = "",
     ) -> None:
         self.path = path
+        self.compat_root = compat_root
         self.groups = groups
         off = HOOKS if ALL_HOOKS in disabled else (*disabled, CHMOD)
         self.disabled = frozenset(off) - frozenset(enabled)
@@ -84,18 +94,46 @@ class Style(Record):
         self.deadline_s = deadline_s
 
 
+class TegraCuda(Record):
+    """The CUDA *version* of a Tegra's driver, and the *directory* of newer CUDA in images for it.
+
+    The directory is "" for the usual one.
+    """
+
+    __slots__ = ("directory", "version")
+
+    def __init__(self, version: str, directory: str) -> None:
+        self.version = version
+        self.directory = directory
+
+
+def tegra_cuda(inventory: Inventory, style: Style) -> TegraCuda | None:
+    """Return the CUDA of a Tegra, None on another platform or if NVML does not report it."""
+    if inventory.driver.platform != CSV or not inventory.cuda_version:
+        return None
+    is_orin = any(_ORIN in item.gpu.name for item in inventory.gpus)
+    directory = (style.compat_root or _ORIN_COMPAT) if is_orin else ""
+    return TegraCuda(inventory.cuda_version, directory)
+
+
 def common_edits(
-    driver: Driver, nodes: Iterable[Node], links: Sequence[str], style: Style
+    driver: Driver,
+    nodes: Iterable[Node],
+    links: Sequence[str],
+    style: Style,
+    cuda: TegraCuda | None = None,
 ) -> Edits:
     """Return the edits that every container with the *driver* gets, whichever GPUs it has.
 
-    *nodes* are the control nodes; *links* are the links to device nodes of the container.
+    *nodes* are the control nodes; *links* are the links to device nodes of the container; *cuda*
+    is the result of `tegra_cuda`.
     """
     mounts = [_mount(library, MOUNT_OPTIONS) for library in driver.libraries]
     mounts += [
         _mount(file, IPC_OPTIONS if file.kind == "ipc" else MOUNT_OPTIONS) for file in driver.files
     ]
     hooks = _separate_hooks if style.separate else _combined_hook
+    style = _on_platform(style, driver.platform)
     return {
         **node_edits(nodes, style),
         # NVIDIA_VISIBLE_DEVICES=void tells later programs that the driver is already injected.
@@ -103,16 +141,36 @@ def common_edits(
         "mounts": sorted(
             mounts, key=lambda m: (m["containerPath"].count("/"), m["containerPath"])
         ),
-        "hooks": hooks(driver, links, style),
+        "hooks": hooks(driver, links, style, cuda),
     }
+
+
+def _on_platform(style: Style, platform: str) -> Style:
+    """Return *style* without the steps that have no effect on *platform*."""
+    steps = _STEPS.get(platform)
+    if steps is None:
+        return style
+    return Style(
+        style.path,
+        disabled=(*style.disabled, *(step for step in HOOKS if step not in steps)),
+        separate=style.separate,
+        ldconfig=style.ldconfig,
+        ldconfig_mode=style.ldconfig_mode,
+        groups=style.groups,
+        deadline_s=style.deadline_s,
+        compat_root=style.compat_root,
+    )
 
 
 def library_directories(driver: Driver) -> list[str]:
     """Return the variable that names the directories of the *driver*'s libraries in a container.
 
     It lists the directories of 64-bit libraries with the driver's version in their names, except
-    that of the VDPAU plug-ins, as the incumbent's variable does. [] if there are none.
+    that of the VDPAU plug-ins, as the incumbent's variable does. [] if there are none, and on
+    platforms whose libraries have no version in their names.
     """
+    if driver.platform in _STEPS:
+        return []
     ending = f".so.{driver.version}"
     directories = [
         posixpath.dirname(library.container_path)
@@ -127,7 +185,7 @@ def device_edits(device: GpuDevice, style: Style) -> Edits:
     """Return the edits for *device*, without the common edits."""
     nodes = [device.gpu.node]
     if device.mig is None:
-        nodes += device.gpu.drm
+        nodes += [*device.gpu.others, *device.gpu.drm]
     else:
         nodes += device.mig[1:]
     edits = node_edits(nodes, style)
@@ -243,13 +301,18 @@ def _mount(item: Library | File, options: Sequence[str]) -> Mount:
     }
 
 
-def _combined_hook(driver: Driver, device_links: Sequence[str], style: Style) -> list[Hook]:
+def _combined_hook(
+    driver: Driver, device_links: Sequence[str], style: Style, cuda: TegraCuda | None
+) -> list[Hook]:
     words: list[str] = []
     if LINKS not in style.disabled:
         words += _link_words(links(driver))
         for link in device_links:
             words += ["--device-link", link]
-    if COMPAT not in style.disabled and driver.version:
+    if COMPAT not in style.disabled and driver.platform == CSV:
+        for option, value in _tegra_options(cuda, "--cuda-compat-cuda", "--cuda-compat-root"):
+            words += [option, value]
+    elif COMPAT not in style.disabled and driver.version:
         words += ["--cuda-compat", driver.version]
     if LDCACHE not in style.disabled:
         words += _library_words(driver, style)
@@ -265,6 +328,14 @@ def _combined_hook(driver: Driver, device_links: Sequence[str], style: Style) ->
     return [_hook_of(style, "update-container", words)]
 
 
+def _tegra_options(cuda: TegraCuda | None, version: str, directory: str) -> list[tuple[str, str]]:
+    """Return (option, value) of *cuda*, whose options are *version* and *directory*."""
+    if cuda is None:
+        return []
+    pairs = [(version, cuda.version), (directory, cuda.directory)]
+    return [(option, value) for option, value in pairs if value]
+
+
 def _library_words(driver: Driver, style: Style) -> list[str]:
     words = []
     for library in driver.libraries:
@@ -276,16 +347,22 @@ def _library_words(driver: Driver, style: Style) -> list[str]:
     return words
 
 
-def _separate_hooks(driver: Driver, device_links: Sequence[str], style: Style) -> list[Hook]:
+def _separate_hooks(
+    driver: Driver, device_links: Sequence[str], style: Style, cuda: TegraCuda | None
+) -> list[Hook]:
     # The edits of each device have the links to its nodes.
     del device_links
     directories = dict.fromkeys(posixpath.dirname(lib.container_path) for lib in driver.libraries)
     ldcache = ["--ldconfig-path", style.ldconfig] if style.ldconfig else []
     for directory in directories:
         ldcache += ["--folder", directory]
+    compat: list[str] | None = [f"--host-driver-version={driver.version}"]
+    if driver.platform == CSV:
+        pairs = _tegra_options(cuda, "--host-cuda-version", "--cuda-compat-container-root")
+        compat = [f"{option}={value}" for option, value in pairs] or None
     steps = {
         LINKS: _link_words(links(driver)),
-        COMPAT: [f"--host-driver-version={driver.version}"],
+        COMPAT: compat,
         LDCACHE: ldcache if directories else None,
         PARAMS: [],
         PROFILE: [],

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 DRIVER_CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 IMEX_CHANNELS = "NVIDIA_IMEX_CHANNELS"
 REQUIRE = "NVIDIA_REQUIRE_"
+JETPACK = f"{REQUIRE}JETPACK"
+_ALL_CSV = "csv-mounts=all"
 DISABLE_REQUIRE = "NVIDIA_DISABLE_REQUIRE"
 # Variable → the feature that it adds to the devices; its only valid value is `enabled`.
 FEATURES = {
@@ -38,10 +40,11 @@ _MAX_DIGITS = 9
 class DriverOptions(Record):
     """Driver *capabilities*, *requirements* on the host, channels of *imex*, *features*, *mig*.
 
-    *features* are values of FEATURES, *mig* those of MIG: rights over all MIG devices.
+    *features* are values of FEATURES, *mig* those of MIG: rights over all MIG devices. *all_csv*:
+    on a Tegra, what every CSV file lists.
     """
 
-    __slots__ = ("capabilities", "features", "imex", "mig", "requirements")
+    __slots__ = ("all_csv", "capabilities", "features", "imex", "mig", "requirements")
 
     def __init__(
         self,
@@ -51,12 +54,14 @@ class DriverOptions(Record):
         imex: tuple[int, ...] = (),
         features: tuple[str, ...] = (),
         mig: tuple[str, ...] = (),
+        all_csv: bool = False,
     ) -> None:
         self.capabilities = capabilities
         self.requirements = requirements
         self.imex = imex
         self.features = features
         self.mig = mig
+        self.all_csv = all_csv
 
 
 def read(container: Container, ids: tuple[str, ...], *, unknown_is_error: bool) -> DriverOptions:
@@ -71,6 +76,7 @@ def read(container: Container, ids: tuple[str, ...], *, unknown_is_error: bool) 
         imex=_imex(container),
         features=_features(container),
         mig=_mig(container, ids),
+        all_csv=container.value(JETPACK) == _ALL_CSV,
     )
 
 
@@ -129,7 +135,7 @@ def _requirements(container: Container) -> tuple[str, ...]:
     texts = {
         container.value(name)
         for name in container.environment
-        if name.startswith(REQUIRE) and not name.startswith(f"{REQUIRE}JETPACK")
+        if name.startswith(REQUIRE) and not name.startswith(JETPACK)
     }
     if container.is_old_image:
         texts.add(requirements.of_cuda_version(container.value("CUDA_VERSION")))

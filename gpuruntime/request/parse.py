@@ -276,10 +276,9 @@ def _mode(requested: list[str], config: Config) -> str:
         return settings.CDI if _is_for_specs(requested, config) else settings.JIT
     if mode in settings.MODES:
         return mode
-    what = "not supported yet" if mode == "csv" else "not a mode"
     where = f'"{config.path}": ' if config.path else ""
     raise ConfigError(
-        f'{where}the mode "{mode}" is {what}',
+        f'{where}the mode "{mode}" is not a mode',
         f"set nvidia-container-runtime.mode to one of {', '.join(settings.MODES)}",
     )
 

@@ -132,5 +132,6 @@ def key(request: Request, hook: str) -> bytes:
     members = [
         *(request.mode, request.driver_only, request.devices, hook),
         *(extras.capabilities, extras.requirements, extras.imex, extras.features, extras.mig),
+        extras.all_csv,
     ]
     return strictjson.dumps(members).encode()

@@ -129,6 +129,7 @@ _gpu_nodes = _record(
     drm=_nodes,
     links=_texts,
     mig=_many(_each(mig_device, _node, _node)),
+    others=_nodes,
 )
 _library = _record(
     model.Library,
@@ -155,6 +156,7 @@ _driver = _record(
     libraries=_many(_library),
     files=_many(_file),
     problems=_texts,
+    platform=_text,
 )
 left_out_device = _record(
     model.LeftOutDevice,
@@ -175,4 +177,5 @@ _inventory = _record(
     cuda_version=_text,
     problems=_texts,
     left_out=_many(left_out_device),
+    decision=_text,
 )

@@ -16,6 +16,7 @@ import os
 import time
 
 from cdi import strictjson
+from gpuruntime import config as settings
 from gpuruntime import errors, probes, slowpath
 from gpuruntime.errors import GpuRuntimeError
 from gpuruntime.record import Record
@@ -35,6 +36,7 @@ SNAPSHOT = "inventory.json"
 FAILURE = "inventory.failure"
 LOCK = "inventory.lock"
 FORMAT = 1
+_CSV_FILES = "nvidia-container-runtime.modes.csv.mount-spec-path"
 # How long a failure is shared, so that a burst of creates does not query a dead driver repeatedly.
 FAILURE_S = 5
 _MAX_BYTES = 16 << 20
@@ -63,13 +65,30 @@ def of_machine(config: Config, cli_python: str, *, fresh: bool) -> Found:
 
     Discovery runs in a child process with the interpreter *cli_python*.
     """
-    deadline_s = config["discovery-timeout"]
-    root = config.driver_root or "/"
-    question = {"driver root": root, "deadline_s": deadline_s}
     cache = InventorySnapshot(
-        root, lambda: slowpath.ask(cli_python, "discover", question, deadline_s)
+        config.driver_root or "/",
+        lambda: discover_machine(config, cli_python),
+        variant=variant(config),
     )
     return cache.get(fresh=fresh or config["health"] == "nvml")
+
+
+def discover_machine(config: Config, cli_python: str) -> Any:  # noqa: ANN401 (JSON)
+    """Return the response of slowpath_server to the question for this machine under *config*."""
+    deadline_s = config["discovery-timeout"]
+    question = {
+        "driver root": config.driver_root or "/",
+        "deadline_s": deadline_s,
+        "mode": settings.CSV if config.mode == settings.CSV else settings.AUTO,
+        "CSV files": config[_CSV_FILES],
+    }
+    return slowpath.ask(cli_python, "discover", question, deadline_s)
+
+
+def variant(config: Config) -> str:
+    """Return what of *config*, besides the driver root, an inventory depends on; "" by default."""
+    changed = config.mode == settings.CSV or config[_CSV_FILES] != settings.DEFAULTS[_CSV_FILES]
+    return f"{config.mode == settings.CSV} {config[_CSV_FILES]}" if changed else ""
 
 
 class InventorySnapshot:
@@ -77,7 +96,7 @@ class InventorySnapshot:
 
     *discover* is called when the snapshot is not valid. It returns a response of
     gpuruntime.slowpath_server, or raises GpuRuntimeError. *patience_s* is how long to wait for the
-    discovery of another process.
+    discovery of another process. *variant* is the result of the function `variant`.
     """
 
     def __init__(
@@ -86,11 +105,13 @@ class InventorySnapshot:
         discover: Callable[[], Any],
         patience_s: float = PATIENCE_S,
         directory: str = storage.RUN_DIRECTORY,
+        variant: str = "",
     ) -> None:
         self._driver_root = driver_root
         self._discover = discover
         self._patience_s = patience_s
         self._directory = directory
+        self._variant = variant
 
     def read(self) -> Found | None:
         """Return the inventory of the snapshot, None if it is not valid for the host."""
@@ -208,11 +229,17 @@ class InventorySnapshot:
         snapshot = storage.read_object(self._directory, name, _MAX_BYTES)
         if snapshot is None or snapshot.get("format") != FORMAT:
             return None
-        return snapshot if snapshot.get("driver root") == self._driver_root else None
+        identity = snapshot.get("driver root"), snapshot.get("variant")
+        return snapshot if identity == (self._driver_root, self._variant) else None
 
     def _store(self, name: str, content: dict[str, Any]) -> None:
         """Write *content* to the file *name*; errors are ignored."""
-        document = {"format": FORMAT, "driver root": self._driver_root, **content}
+        document = {
+            "format": FORMAT,
+            "driver root": self._driver_root,
+            "variant": self._variant,
+            **content,
+        }
         storage.replace(self._directory, name, strictjson.dumps(document).encode())
 
 

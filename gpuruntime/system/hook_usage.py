@@ -20,6 +20,16 @@ HOOKS: dict[str, tuple[str, tuple[tuple[str, str, str], ...]]] = {
                 "Prefer the CUDA libraries of the image if they fit this driver version.",
             ),
             (
+                "--cuda-compat-cuda",
+                "VERSION",
+                "The same on a Tegra, whose driver is known by its CUDA version.",
+            ),
+            (
+                "--cuda-compat-root",
+                "DIRECTORY",
+                "Directory of these libraries, on a Tegra.  [default: /usr/local/cuda/compat]",
+            ),
+            (
                 "--ldconfig-mode",
                 "MODE",
                 '"merge" (default), "none", or "host": run the host\'s ldconfig if a merge fails.',

@@ -301,7 +301,7 @@ def config_toml_no_runtimes(case: Case) -> None:
 
 
 def mode_not_there(case: Case) -> None:
-    case.toml('[nvidia-container-runtime]\nmode = "csv"\n')
+    case.toml('[nvidia-container-runtime]\nmode = "tegra"\n')
 
 
 def broken_spec_beside(case: Case) -> None:
@@ -318,7 +318,7 @@ def unknown_key_in_toml(case: Case) -> None:
 
 def mode_not_there_without_gpu(case: Case) -> None:
     """A container without a GPU does not depend on the mode: this reaches runc."""
-    case.toml('[nvidia-container-runtime]\nmode = "csv"\n')
+    case.toml('[nvidia-container-runtime]\nmode = "tegra"\n')
     case.ask("")
 
 

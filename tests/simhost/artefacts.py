@@ -135,6 +135,13 @@ def fake_nvml() -> Path:
     return _built("nvml", _build_nvml) / "libnvidia-ml.so.1"
 
 
+def fake_dxcore(*, old: bool = False) -> Path:
+    """Return the compiled fake libdxcore; an *old* one lacks D3DKMTEnumAdapters3."""
+    name = "dxcore-old" if old else "dxcore"
+    flags = ("-DOLD",) if old else ()
+    return _built(name, lambda root: _build_dxcore(root, *flags)) / "libdxcore.so"
+
+
 def nvidia_smi() -> Path:
     """Return the nvidia-smi that lists what the fake NVML reports."""
     return _built("nvidia-smi", _build_smi) / "nvidia-smi"
@@ -203,6 +210,11 @@ def _build_nvml(root: Path) -> None:
     others = [str(HERE / f"fakenvml_{part}.c") for part in ("conf", "mig", "node")]
     libraries = ("-ldl", "-lpthread")
     _compile(HERE / "fakenvml.c", root / "libnvidia-ml.so.1", *others, *flags, *libraries)
+
+
+def _build_dxcore(root: Path, *flags: str) -> None:
+    flags = ("-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libdxcore.so", *flags)
+    _compile(HERE / "fakedxcore.c", root / "libdxcore.so", *flags, "-ldl")
 
 
 def _build_smi(root: Path) -> None:

@@ -108,7 +108,7 @@ def test_an_unknown_key_is_a_warning_with_the_nearest_known(results: dict[str, A
         ("config_invalid_utf8", "UTF-8"),
         ("config_other_case", '"HOOKS"'),
         ("config_toml_broken", "config.toml"),
-        ("mode_not_there", "csv"),
+        ("mode_not_there", "tegra"),
     ],
 )
 def test_the_message_names_what_is_wrong(results: dict[str, Any], name: str, wanted: str) -> None:

@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import driver_roots
+import platform_roots
 import pytest
 from driver_roots import OTHER, VERSION
 
@@ -365,18 +367,27 @@ def test_b049_debian_alternatives_have_links_where_programs_look(tmp_path: Path)
     observed(f"--link {cuda}")
 
 
-def not_yet(mode: str) -> str:
-    """Return the error for a discovery mode of a later issue."""
-    error, hint = refused(f'eval "$GENERATE --mode {mode}"', "--gpus", "1", status=2)
-    assert f'"{mode}"' in error
-    assert "not there yet" in error
-    assert '"--mode nvml"' in hint
-    return error
-
-
-def test_b050_jetson_is_not_there_yet() -> None:
-    """Mode csv is refused by name."""
-    observed(not_yet("csv"))
+def test_b050_a_jetson_has_what_its_board_has(tmp_path: Path) -> None:
+    """A listed node that the board lacks is a warning; other lists are on request."""
+    root = platform_roots.tegra(tmp_path / "root").path
+    try:
+        script = f'eval "$GENERATE --format json --driver-root {root}"'
+        spec, lines = generated(script, "--gpus", "1")
+        assert names(spec) == ["0", "all"]
+        devices = spec["devices"][0]["containerEdits"]
+        assert node_paths(devices) == [
+            *("/dev/nvhost-ctrl", "/dev/nvmap", "/dev/nvgpu/igpu0/as", "/dev/nvgpu/igpu0/ctrl")
+        ]
+        assert "/usr/local/cuda" not in mounts(spec)
+        (warning,) = [line for line in lines if line.startswith("warning: ")]
+        assert 'line 4: no device node "/dev/nvidiactl"' in warning
+        files = f"--csv.file {root}{platform_roots.CSV}/cuda.csv"
+        files += f" --csv.file {root}{platform_roots.CSV}/devices.csv"
+        spec, _ = generated(f'eval "$GENERATE --format json --driver-root {root} {files}"')
+        assert "/usr/local/cuda" in mounts(spec)
+    finally:
+        shutil.rmtree(root)
+    observed(warning)
 
 
 def test_b051_gpudirect_has_its_nodes(tmp_path: Path) -> None:
@@ -547,9 +558,25 @@ def test_b100_libraries_for_32_bit_programs(
     observed(f"--library {entry}")
 
 
-def test_b101_wsl_is_not_there_yet() -> None:
-    """Mode wsl is refused by name."""
-    observed(not_yet("wsl"))
+def test_b101_wsl_has_the_store_of_the_nvidia_adapter(tmp_path: Path) -> None:
+    """Another vendor's adapter and a driver store that no adapter names are left alone."""
+    root = tmp_path / "root"
+    stores = (platform_roots.INTEL, platform_roots.STORE)
+    tree = platform_roots.wsl(root, *(f"adapter {root}{store}" for store in stores))
+    try:
+        tree.file(f"{platform_roots.INTEL}/libze_intel_gpu.so.1", driver_roots.elf("x.so.1"))
+        platform_roots.store(tree, platform_roots.LEFT_OVER)
+        spec, lines = generated(f'eval "$GENERATE --format json --driver-root {root}"')
+        assert names(spec) == ["all"]
+        assert node_paths(spec["devices"][0]["containerEdits"]) == ["/dev/dxg"]
+        directories = {os.path.dirname(path) for path in mounts(spec)}
+        assert directories == {"/usr/lib/wsl/lib", platform_roots.STORE}
+        link = f"libcuda.so.1.1::{platform_roots.STORE}/libcuda.so.1"
+        assert link in hook_values(spec, "--link")
+        decision = next(line for line in lines if "WSL" in line)
+    finally:
+        shutil.rmtree(root)
+    observed(decision)
 
 
 def test_b114_mig_devices_need_their_capability_nodes() -> None:

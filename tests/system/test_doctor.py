@@ -160,6 +160,23 @@ def wsl_with_gpu(host: Host) -> None:
     host.file("/usr/lib/wsl/lib/libdxcore.so")
 
 
+def wsl_with_other_gpu(host: Host) -> None:
+    """Be a WSL whose GPU is of another vendor."""
+    wsl(host, "5.15.1-microsoft-standard-WSL2", dxg=True)
+    host.file("/usr/lib/wsl/drivers/iigd_dch.inf_amd64/libze_intel_gpu.so.1")
+    host.file("/usr/lib/wsl/lib/libdxcore.so")
+
+
+def jetson(host: Host) -> None:
+    """Be a Jetson whose CSV file names a node that it lacks."""
+    host.file("/etc/nv_tegra_release", "# R36 (release)\n")
+    directory = "/etc/nvidia-container-runtime/host-files-for-container.d"
+    host.file(f"{directory}/devices.csv", "dev, /dev/nvmap\ndev, /dev/nvidiactl\n")
+    host.node("/dev/nvmap", 10, 61)
+    host.remove("/dev/nvidiactl")
+    host.remove("/proc/driver/nvidia/version")
+
+
 def ldconfig_of_ubuntu(host: Host) -> None:
     """Name Ubuntu's ldconfig on another distribution."""
     host.file("/sbin/ldconfig", "ldconfig", 0o755)
@@ -415,18 +432,35 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         "platform",
         lambda h: wsl(h, "5.15.1-microsoft-standard-WSL2", dxg=True),
         (
+            'fail platform WSL has "/dev/dxg", but no "libdxcore.so" in "/usr/lib/wsl/lib"; run '
+            '"wsl --update" and "wsl --shutdown" on Windows'
+        ),
+    ),
+    (
+        "B024",
+        "platform",
+        wsl_with_other_gpu,
+        (
             'fail platform WSL has "/dev/dxg", but no NVIDIA adapter: the NVIDIA driver is not in'
             ' "/usr/lib/wsl/drivers"; install the NVIDIA driver on Windows'
+        ),
+    ),
+    (
+        "B050",
+        "platform",
+        jetson,
+        (
+            'warn platform "/etc/nvidia-container-runtime/host-files-for-container.d/devices.csv" '
+            'line 2: no device node "/dev/nvidiactl"; the platform is Tegra: there is '
+            '"/etc/nv_tegra_release"; 1 file; correct that, if containers '
+            "need it"
         ),
     ),
     (
         "B024",
         "platform",
         wsl_with_gpu,
-        (
-            'fail platform this is WSL with a GPU: the discovery mode "wsl" that it needs is not '
-            'supported yet; generate its spec with "nvidia-ctk cdi generate --mode wsl"'
-        ),
+        'ok platform WSL with "/dev/dxg" and a driver store of NVIDIA',
     ),
     (
         "B025",

@@ -461,8 +461,8 @@ def test_the_device_none_is_the_driver_alone() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ("--mode csv", "not there yet"),
-        ("--mode wsl", "not there yet"),
+        ("--mode csv", "no CSV file can be used"),
+        ("--mode wsl", 'no device node "/dev/dxg"'),
         ("--mode nonsense", "invalid discovery mode"),
         ("--mode gds", '"/dev/nvidia-fs*"'),
         ("--mode mofed", '"/dev/infiniband/rdma_cm" or "/dev/infiniband/uverbs*"'),

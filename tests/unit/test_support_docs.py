@@ -10,7 +10,10 @@ import pytest
 
 TREE = Path(__file__).parents[2]
 DOCUMENT = TREE / "docs" / "support.md"
-SUBJECTS = ["Python", "Low-level runtimes", "Engines", "Distributions", "Kernels", "Architectures"]
+SUBJECTS = [
+    *("Python", "Low-level runtimes", "Engines", "Distributions", "Platforms", "Kernels"),
+    "Architectures",
+]
 
 
 def rows() -> list[tuple[str, str, str]]:

@@ -8,6 +8,7 @@ from gpuruntime.cli.checks import (
     engines,
     nodes,
     oci_hooks,
+    platform_checks,
     spec_fresh,
     specs,
     surroundings,
@@ -16,7 +17,7 @@ from gpuruntime.cli.checks import (
 from gpuruntime.cli.checks.run import Check
 
 CHECKS: dict[str, Check] = {
-    "platform": driver_checks.platform,
+    "platform": platform_checks.platform,
     "module": driver_checks.module,
     "versions": driver_checks.versions,
     "libraries": driver_checks.libraries,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the driver: kind of machine, module, user space, NVML's answer, daemons."""
+"""Checks of the driver: module, user space, NVML's answer, daemons."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator
 
 from gpuruntime import remedies
-from gpuruntime.cli.checks import elf_files, processes
+from gpuruntime.cli.checks import elf_files, platform_checks, processes
 from gpuruntime.cli.checks.examined_machine import ExaminedMachine, RootCandidate
 from gpuruntime.cli.checks.finding import Note, fail, ok, warn
 from gpuruntime.discover import nvml, search_paths, user_space, user_space_version
@@ -37,50 +37,13 @@ def loaded(machine: ExaminedMachine) -> str:
     return driver_version.of_module_text(machine.read(MODULE) or "")
 
 
-def platform(machine: ExaminedMachine) -> Iterator[Note]:
-    """Report platforms on which GPUs have no NVML and no device nodes: WSL and Tegra."""
-    release = (machine.read("/proc/sys/kernel/osrelease") or "").strip()
-    if "microsoft" in release.lower():
-        yield _wsl(machine, release)
-        return
-    family = (machine.read("/sys/devices/soc0/family") or "").lower()
-    if machine.exists("/etc/nv_tegra_release") or family.startswith("tegra"):
-        yield fail(
-            'this is a Tegra: the discovery mode "csv" that it may need is not supported yet',
-            'generate its spec with "nvidia-ctk cdi generate --mode csv"',
-        )
-        return
-    yield ok(f"Linux {release}")
-
-
-def _wsl(machine: ExaminedMachine, release: str) -> Note:
-    if not machine.exists("/dev/dxg"):
-        if "wsl2" in release.lower():
-            return fail(
-                'WSL 2 has no "/dev/dxg": Windows has no GPU, or no driver with WSL support',
-                "install the NVIDIA driver on Windows",
-            )
-        return fail(
-            "this is WSL 1, which has no GPUs",
-            'run "wsl --set-version DISTRIBUTION 2" on Windows',
-        )
-    store = [*machine.names("/usr/lib/wsl/drivers"), *machine.names("/usr/lib/wsl/lib")]
-    if not any(name.startswith(("nv", "libcuda")) for name in store):
-        return fail(
-            'WSL has "/dev/dxg", but no NVIDIA adapter: the NVIDIA driver is not in '
-            '"/usr/lib/wsl/drivers"',
-            "install the NVIDIA driver on Windows",
-        )
-    return fail(
-        'this is WSL with a GPU: the discovery mode "wsl" that it needs is not supported yet',
-        'generate its spec with "nvidia-ctk cdi generate --mode wsl"',
-    )
-
-
 def module(machine: ExaminedMachine) -> Iterator[Note]:
     """Check whether the driver's modules are loaded, and if not, why."""
     version = loaded(machine)
     root = machine.config.driver_root
+    if not platform_checks.needs_module(machine):
+        yield ok(platform_checks.without_module(machine))
+        return
     if not version:
         yield fail(*remedies.unloaded_module(machine, root))
         return
@@ -140,6 +103,9 @@ def _directories(root: DriverRoot) -> list[Directory]:
 
 def libraries(machine: ExaminedMachine) -> Iterator[Note]:
     """Look for the driver's libraries below the driver root, else below other directories."""
+    if not platform_checks.needs_module(machine):
+        yield ok(platform_checks.without_module(machine))
+        return
     candidate = machine.driver_root()
     root = candidate.open()
     if root is not None and _has_nvml(root):
@@ -177,6 +143,9 @@ def files(machine: ExaminedMachine) -> Iterator[Note]:
     root = machine.driver_root().open()
     if root is None or not _has_nvml(root):
         yield ok("no driver whose files could be checked")
+        return
+    if not platform_checks.needs_module(machine):
+        yield ok(platform_checks.without_module(machine))
         return
     driver = user_space.find_driver(root, elsewhere=(), environment=machine.is_live)
     damaged = _damaged(machine, [library.host_path for library in driver.libraries])
@@ -235,6 +204,9 @@ def answer(machine: ExaminedMachine) -> Iterator[Note]:
     """Query NVML for the GPUs, and measure how long that takes."""
     if not machine.is_live:
         yield ok("not queried: this is a tree of files")
+        return
+    if not platform_checks.needs_module(machine):
+        yield ok(platform_checks.without_module(machine))
         return
     config = machine.config
     root = machine.driver_root().open()

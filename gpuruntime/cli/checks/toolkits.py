@@ -17,7 +17,7 @@ from gpuruntime.cli.checks.finding import Note, fail, ok, warn
 from gpuruntime.configfile import check
 from gpuruntime.configfile import file as files
 from gpuruntime.errors import ConfigError
-from gpuruntime.snapshots import hook_log
+from gpuruntime.snapshots import hook_log, inventory_snapshot
 from gpuruntime.snapshots.inventory_snapshot import SNAPSHOT, InventorySnapshot
 from gpuruntime.snapshots.storage import RUN_DIRECTORY
 from gpuruntime.trusted_files import may_trust
@@ -254,8 +254,8 @@ def snapshot(machine: ExaminedMachine) -> Iterator[Note]:
 
 
 def _is_valid(machine: ExaminedMachine) -> bool:
-    root = machine.config.driver_root or "/"
-    return InventorySnapshot(root, _never).read() is not None
+    root, variant = machine.config.driver_root or "/", inventory_snapshot.variant(machine.config)
+    return InventorySnapshot(root, _never, variant=variant).read() is not None
 
 
 def _never() -> object:

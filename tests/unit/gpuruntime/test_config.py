@@ -333,7 +333,7 @@ def test_what_has_no_effect_is_accepted_silently(
 @pytest.mark.parametrize(
     ("text", "values", "warning"),
     [
-        ("nvidia-container-runtime.mode = 'csv'", {f"{config.RUNTIME}.mode": "csv"}, '"csv"'),
+        ("nvidia-container-runtime.mode = 'nvml'", {f"{config.RUNTIME}.mode": "nvml"}, '"nvml"'),
         (
             "supported-driver-capabilities = 'x'",
             {"supported-driver-capabilities": "x"},

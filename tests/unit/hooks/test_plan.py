@@ -92,6 +92,9 @@ def test_every_step_in_its_order() -> None:
         Chmod("/dev/dri", 0o755),
     ]
     assert plan(["--cuda-compat=550.54"]) == [CudaCompat("550.54")]
+    tegra = ["--cuda-compat-cuda", "12.6", "--cuda-compat-root", "/usr/local/cuda/compat_orin"]
+    assert plan(tegra) == [CudaCompat("", "12.6", "/usr/local/cuda/compat_orin")]
+    assert plan(tegra[:2]) == [CudaCompat("", "12.6")]
     assert plan(["--cuda-compat="]) == plan([]) == plan(["--mask-params=false"]) == []
 
 
@@ -166,6 +169,8 @@ def test_the_loader_s_files_are_left_alone_on_demand() -> None:
         ["--library", f"{'a' * (128 << 10)}::/b/c::x86-64"],
         ["--cuda-compat", "550;x"],
         ["--cuda-compat", "--link"],
+        ["--cuda-compat-cuda", "12;x"],
+        ["--cuda-compat-cuda", "12.6", "--cuda-compat-root", "/a/../b"],
         ["--chmod", "755"],
         ["--chmod", "888::/dev/dri"],
         ["--chmod", "07777::/dev/dri"],

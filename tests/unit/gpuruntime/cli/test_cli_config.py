@@ -74,7 +74,7 @@ xx = 1
 [nvidia-container-runtime]
 missing-gpu = "warn"
 log-level = "loud"
-mode = "csv"
+mode = "tegra"
 [nvidia-container-cli]
 ldconfig = "/sbin/ldconfig"
 no-pivot = true
@@ -294,11 +294,11 @@ def test_what_cannot_be_set_changes_nothing(incumbent: Path, argument: str, mess
 
 
 CAPABILITIES = '"compat32", "compute", "display", "graphics", "ngx", "utility", "video", "all"'
-MODES = '"auto", "cdi", "jit-cdi", "legacy"'
+MODES = '"auto", "cdi", "csv", "jit-cdi", "legacy"'
 # A value that a start of a container refuses or replaces → the severity in the file, and what the
 # message and the hint say: the allowed values among it.
 REFUSED = {
-    f"{MODE}=csv": ("error", f'{MODE}" is "csv"', MODES),
+    f"{MODE}=tegra": ("error", f'{MODE}" is "tegra"', MODES),
     f"{MODE}=none-such": ("error", f'{MODE}" is "none-such"', MODES),
     "hook-deadline=9999": ("warning", '"hook-deadline" is 9999: 600 is used', "1 to 600"),
     "discovery-timeout=0": ("error", "whole number above 0", "whole number above 0"),

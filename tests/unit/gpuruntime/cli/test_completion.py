@@ -83,7 +83,7 @@ def test_every_row_of_the_table_is_attached() -> None:
         (("cdi", "generate", "--mode", "n"), ["nvml", "nvswitch"]),
         (("cdi", "refresh", "--device-name-strategy", "u"), ["uuid"]),
         (("cdi", "generate", "--format", "y"), ["yaml"]),
-        (("explain", "--mode", ""), ["auto", "cdi", "jit-cdi", "legacy"]),
+        (("explain", "--mode", ""), ["auto", "cdi", "csv", "jit-cdi", "legacy"]),
         (("config", "set", "missing"), [f"missing-gpu={v}" for v in ("", "error", "warn")]),
         (("config", "--set", "nvidia-ctk"), ["nvidia-ctk.path="]),
         (("driver", "list", "--capability", "g"), ["graphics"]),

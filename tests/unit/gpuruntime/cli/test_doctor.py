@@ -148,7 +148,7 @@ def test_the_reference_has_every_check() -> None:
 @pytest.mark.parametrize(
     ("text", "status"),
     [
-        ("[nvidia-container-runtime]\nmode = 'csv'\n", "fail"),
+        ("[nvidia-container-runtime]\nmode = 'nvml'\n", "fail"),
         ("supported-driver-capabilities = 'x'\n", "fail"),
         ("hook-deadline = 9999\n", "warn"),
         ("[nvidia-container-cli]\nno-pivot = true\n", "ok"),

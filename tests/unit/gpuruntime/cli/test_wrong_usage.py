@@ -47,7 +47,7 @@ WRONG: tuple[tuple[str, str], ...] = (
     ("gpuruntime", "doctor --check x"),
     ("gpuruntime", "doctor --timeout 0"),
     ("gpuruntime", "driver list --capability x"),
-    ("gpuruntime", "cdi generate --mode csv"),
+    ("gpuruntime", "cdi generate --mode tegra"),
     ("gpuruntime", "cdi generate --max-spec-version 9"),
     ("gpuruntime", "runtime configure --runtime x"),
     ("gpuruntime", "runtime configure --runtime docker --runtime-name runc --dry-run"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is put together of driver root, NVML and dev root, and which machines are refused."""
+"""What is put together of driver root, NVML and dev root, and what decides the platform."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from driver_roots import VERSION, build
 from simhost import artefacts
 
 from gpuruntime.discover.inventory import discover, discover_features
-from gpuruntime.errors import ConfigError, DiscoveryError, DriverError
+from gpuruntime.errors import DiscoveryError, DriverError
 from gpuruntime.model import File, Inventory
 from gpuruntime.snapshots import inventory_json
 
@@ -220,21 +220,20 @@ def test_features_need_no_driver(machine: Machine) -> None:
         ("sys/devices/soc0/family", "tegra234\n"),
     ],
 )
-def test_a_tegra_is_refused_by_name(machine: Machine, path: str, text: str) -> None:
-    """B050: it has no nodes as other GPUs do; with an NVML of its own it is as any other."""
+def test_a_tegra_without_nvml_needs_its_csv_files(machine: Machine, path: str, text: str) -> None:
+    """B050: with an NVML that lists a discrete GPU it is as any other machine, and says so."""
     machine.make("nvidia0", *CONTROL)
     machine.write(path, text)
-    assert machine.discover().gpus
+    inventory = machine.discover()
+    assert inventory.driver.platform == "nvml"
+    assert "the marks of Tegra do not count" in inventory.decision
     machine.without_nvml()
-    with pytest.raises(
-        ConfigError, match=r'a Tegra.*"csv" that it needs is not there yet'
-    ) as caught:
+    with pytest.raises(DiscoveryError, match=r"no CSV file can be used: .*devices\.csv") as caught:
         machine.discover()
-    assert path in str(caught.value)
-    assert caught.value.hint
+    assert "--csv.file" in str(caught.value.hint)
 
 
-def test_what_is_no_tegra_is_none(machine: Machine) -> None:
+def test_other_families_are_not_tegra(machine: Machine) -> None:
     """Another chip's family, or a directory in place of the file."""
     machine.without_nvml()
     machine.write("sys/devices/soc0/family", "Snapdragon tegra\n")
@@ -243,27 +242,41 @@ def test_what_is_no_tegra_is_none(machine: Machine) -> None:
         machine.discover()
 
 
-@pytest.mark.parametrize("name", ["Orin (nvgpu)", "NVIDIA Thor", "X NVIDIA Thor Y"])
-def test_an_integrated_gpu_is_refused_by_name(machine: Machine, name: str) -> None:
-    """Beside others as well: which of both a container is to get is for that mode to say."""
-    machine.make("nvidia0", *CONTROL)
-    machine.say(*GPUS, f"gpu GPU-5f1e0001-9a3c-4d27-8b60-0c1d2e3f4a01 1 0:1:0 1 0 {name}")
-    with pytest.raises(ConfigError, match='"csv" that it needs is not there yet') as caught:
-        machine.discover()
-    assert name in str(caught.value)
-
-
 @pytest.mark.parametrize("directory", ["usr/lib/wsl/lib", "usr/lib64"])
-def test_wsl_is_refused_by_name(machine: Machine, directory: str) -> None:
-    """Both of its marks have to be there; before anything else, for it has an NVML, too."""
+def test_wsl_needs_both_of_its_marks(machine: Machine, directory: str) -> None:
+    """WSL is decided before NVML, which it has as well; a mode decides otherwise."""
     machine.make("nvidia0", *CONTROL)
     machine.write(f"{directory}/libdxcore.so")
-    assert machine.discover().gpus
+    assert machine.discover().decision == ""
     machine.make("dxg")
-    with pytest.raises(ConfigError, match=r'WSL.*"wsl" that it needs is not there yet'):
+    # The file is not a library.
+    with pytest.raises(DriverError, match=r"libdxcore\.so"):
         machine.discover()
+    inventory = discover(str(machine.root), str(machine.dev), mode="nvml")
+    assert (len(inventory.gpus), inventory.driver.platform) == (1, "nvml")
+    assert "the marks of WSL do not count" in inventory.decision
     (machine.root / directory / "libdxcore.so").unlink()
     assert machine.discover().gpus
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dxg", "told"),
+    [
+        ("4.4.0-19041-Microsoft", False, "this is WSL 1"),
+        ("5.15.1-microsoft-standard-WSL2", False, 'WSL 2 has no "/dev/dxg"'),
+        ("5.15.1-microsoft-standard-WSL2", True, 'no "libdxcore.so" in "/usr/lib/wsl/lib"'),
+    ],
+)
+def test_why_wsl_has_no_gpu(machine: Machine, kernel: str, dxg: bool, told: str) -> None:
+    """B024: three causes, three messages."""
+    machine.without_nvml()
+    machine.write("proc/sys/kernel/osrelease", f"{kernel}\n")
+    if dxg:
+        machine.make("dxg")
+    with pytest.raises(DriverError) as caught:
+        machine.discover()
+    assert told in caught.value.message
+    assert "on Windows" in str(caught.value.hint)
 
 
 def test_the_environment_can_be_left_out_of_it(

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole spec of each platform that is not Linux with NVML, by the options of the command.
+
+`GPURUNTIME_WRITE_GOLDEN=1` writes the files anew.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import platform_roots
+import pytest
+from driver_roots import Tree
+
+PROGRAM = Path(sys.executable).with_name("gpuruntime")
+GOLDEN = Path(__file__).parents[3] / "data" / "golden"
+ORIN = (
+    "gpu 0a1b2c3d-0000-4000-8000-000000000001 0 0:0:0 1 0 Orin (nvgpu)",
+    "fault nobusid 0",
+)
+
+
+@pytest.fixture(autouse=True)
+def without_leftovers(tmp_path: Path) -> Iterator[None]:
+    """Remove the device nodes of the test."""
+    yield
+    shutil.rmtree(tmp_path)
+
+
+def tegra(path: Path) -> Tree:
+    """Return a Jetson without NVML."""
+    return platform_roots.tegra(path)
+
+
+def orin(path: Path) -> Tree:
+    """Return a Jetson whose NVML lists its GPU."""
+    return platform_roots.tegra(path, *ORIN)
+
+
+def generated(tree: Tree, *options: str) -> str:
+    """Return the spec of *tree*, with its path replaced."""
+    fixed = ("--driver-root", str(tree.path), "--hook-path", "/usr/bin/gpu-cdi-hook")
+    result = subprocess.run(
+        [PROGRAM, "cdi", "generate", *fixed, *options],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    lines = result.stdout.splitlines(keepends=True)
+    text = "".join(line for line in lines if not line.startswith("#"))
+    return text.replace(str(tree.path), "/driver-root").replace(platform_roots.native(), "NATIVE")
+
+
+@pytest.mark.parametrize(
+    ("name", "build"),
+    [("wsl", platform_roots.wsl), ("tegra", tegra), ("tegra-orin", orin)],
+)
+def test_the_golden_spec_of_a_platform(
+    name: str, build: Callable[[Path], Tree], tmp_path: Path
+) -> None:
+    """Found by `auto`: node, files, links, loader cache and the steps that have an effect."""
+    text = generated(build(tmp_path))
+    golden = GOLDEN / f"{name}.yaml"
+    if os.environ.get("GPURUNTIME_WRITE_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+def test_the_incumbents_hooks_have_their_arguments(tmp_path: Path) -> None:
+    """As version 1.20 of the toolkit calls them on a Jetson Orin."""
+    text = generated(
+        orin(tmp_path),
+        *("--separate-hooks", "--csv.compat-container-root", "/opt/compat"),
+        *("--csv.ignore-pattern", "**/libcuda.so,**/*.fw"),
+    )
+    assert '"--host-cuda-version=12.6"' in text
+    assert '"--cuda-compat-container-root=/opt/compat"' in text
+    assert "disable-device-node-modification" not in text
+    assert "update-application-profile" not in text
+    assert "nvhost.fw" not in text
+
+
+def test_wsl_has_the_device_all_alone(tmp_path: Path) -> None:
+    """B101: whichever ids are named."""
+    tree = platform_roots.wsl(tmp_path)
+    assert generated(tree, "--device-id", "0", "--no-all-device") == generated(tree)
