@@ -2,7 +2,7 @@
 """The disk of the virtual machine, a Debian root with systemd and engines, and what boots it.
 
 It is made from where this machine's apt fetches its packages, and kept below build/vm until a
-package or a file of `guest/` changes.
+package or a file of it changes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ SUITES = {"bookworm": "Debian 12", "trixie": "Debian 13"}
 PACKAGES = (
     *("systemd", "systemd-sysv", "libpam-systemd", "dbus", "udev", "kmod", "procps", "util-linux"),
     *("mount", "iproute2", "iptables", "uidmap", "busybox-static", "python3", "xz-utils", "cpio"),
-    *("docker.io", "containerd", "podman", "crun", "runc"),
+    *("docker.io", "containerd", "podman", "crun", "runc", "python3-grpcio"),
 )
 MORE_PACKAGES = {"trixie": ("docker-cli",)}
+# Of `guest/`, what is on the disk; the rest is copied into the machine that has booted.
+PARTS = ("agent.py", "agent.service", "customise", "init")
 TOOLS = {
     "qemu-system-x86_64": "qemu-system-x86",
     "qemu-img": "qemu-utils",
@@ -87,9 +89,8 @@ def make(suite: str, more: Sequence[str]) -> Path:
 
 def _digest(packages: Sequence[str]) -> str:
     digest = hashlib.sha256(" ".join(packages).encode())
-    for file in (Path(__file__), *sorted(GUEST.iterdir())):
-        if file.is_file():
-            digest.update(file.read_bytes())
+    for file in (Path(__file__), *(GUEST / name for name in PARTS)):
+        digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
 
 

@@ -50,7 +50,6 @@ class Machine:
             cwd=directory, stdin=subprocess.DEVNULL, stdout=(directory / "qemu.log").open("wb"),
             stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
-        self._boot_id = b""
         try:
             self._monitor = self._connect("qmp.sock")
             self._monitor_lines = self._monitor.makefile("rb")
@@ -100,20 +99,23 @@ class Machine:
 
     def wait_ready(self) -> None:
         """Wait until the machine takes a job."""
-        self._boot_id = self._ready(lambda _: True)
+        self._ready(lambda _: True)
 
     def reboot(self) -> None:
         """Reboot by systemd and wait until the machine takes a job again."""
+        chunks: list[bytes] = []
+        self.run(["cat", "/proc/sys/kernel/random/boot_id"], chunks.append, limit_s=60)
+        old = b"".join(chunks).strip()
         self.run(["systemctl", "--no-block", "reboot"], lambda _: None, limit_s=60)
-        self._boot_id = self._ready(lambda boot_id: boot_id != self._boot_id)
+        self._ready(lambda boot_id: boot_id != old)
 
-    def _ready(self, accept: Callable[[bytes], bool]) -> bytes:
+    def _ready(self, accept: Callable[[bytes], bool]) -> None:
         deadline = time.monotonic() + BOOT_S
         try:
             while True:
                 kind, payload = self._frame(deadline)
                 if kind == b"R" and accept(payload):
-                    return payload
+                    return
         except TimeoutError:
             console = (self.directory / "console.log").read_text(errors="replace")[-2000:]
             raise VmError(f"the virtual machine is not up after {BOOT_S} s:\n{console}") from None

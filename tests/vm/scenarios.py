@@ -3,139 +3,217 @@
 
 from __future__ import annotations
 
-from vm.guest import RUNTIME, Container, Guest, containerd, docker, podman, require
+import contextlib
+from collections.abc import Callable, Iterator
 
-GPU = ("--env", "NVIDIA_VISIBLE_DEVICES=0")
+import artefacts
+from vm.guest import (
+    GPU,
+    RUNTIME,
+    Container,
+    Guest,
+    Running,
+    Scenario,
+    containerd,
+    docker,
+    pod,
+    podman,
+    require,
+)
+
+REQUEST = ("--env", "NVIDIA_VISIBLE_DEVICES=0")
 CDI = ("--device", "nvidia.com/gpu=0")
 LINKS = "/dev/char/195:*"
 SPEC = "/run/cdi/nvidia.yaml"
 OTHER_VERSION = "535.183.01"
-# What has systemd, or the engine, set the device rules of a container again.
-TRIGGERS = {
-    "daemon-reload": "systemctl daemon-reload",
-    "daemon-reexec": "systemctl daemon-reexec",
-    "set-property": "systemctl set-property --runtime {unit} CPUWeight=90",
-    "set-property of the slice": "systemctl set-property --runtime system.slice CPUWeight=90",
-    "update": "{update}",
-}
+REFRESH = "gpuruntime-cdi-refresh"
+UNITS = (
+    "gpuruntime-nodes.service", f"{REFRESH}.service", f"{REFRESH}.path", f"{REFRESH}.timer",
+)  # fmt: skip
+RELOAD = "systemctl daemon-reload"
+# After each of them systemd, or the engine, sets the device rules of a container again.
+TRIGGERS = (
+    RELOAD,
+    "systemctl daemon-reexec",
+    "systemctl set-property --runtime {unit} CPUWeight=90",
+    "systemctl set-property --runtime {slice} CPUWeight=90",
+    "{update}",
+    RELOAD,
+)
 
 
 # ---- a GPU that survives what systemd does ----
 
 
-def keeps(guest: Guest, container: Container) -> None:
+def keeps(guest: Guest, container: Container) -> Running:
     """Start *container* and require that it can open its GPU after each trigger, and no other."""
-    container.run(guest)
-    require(container.opens(guest), f"{container.name}: the GPU cannot be opened at the start")
-    unit = container.unit(guest)
-    for name, command in TRIGGERS.items():
-        if name == "update" and not container.update:
-            continue
-        guest.run(command.format(unit=unit, update=container.update))
-        require(container.opens(guest), f"{container.name}: the GPU is lost after {name}")
-    guest.require_healthy()
+    running = container.run(guest)
+    require(running.has_gpu(), f"{container.name}: the GPU cannot be opened at the start")
+    still_keeps(running)
+    return running
 
 
-def loses(guest: Guest, container: Container) -> None:
-    """Require that *container*, which can open its GPU, loses it at a daemon-reload."""
-    require(container.opens(guest), f"{container.name}: the GPU cannot be opened at the start")
-    guest.run("systemctl daemon-reload")
-    require(not container.opens(guest), f"{container.name}: the control keeps its GPU")
+def still_keeps(running: Running) -> None:
+    """Require that the container can open its GPU after each trigger, and no other."""
+    name = running.container.name
+    for trigger in TRIGGERS:
+        command = trigger.format(
+            unit=running.unit, slice=running.slice, update=running.container.update or "true"
+        )
+        require(running.has_gpu(command), f"{name}: the GPU is lost after {command}")
+    require(running.executes(), f"{name}: a process that is started later cannot open the GPU")
+    running.guest.require_healthy()
+
+
+def loses(running: Running) -> None:
+    """Require that the container can open its GPU and loses it at a daemon-reload: a control."""
+    name = running.container.name
+    require(running.has_gpu(), f"{name}: the GPU cannot be opened at the start")
+    require(not running.has_gpu(RELOAD), f"{name}: the control keeps its GPU")
+
+
+def keeps_by_links(
+    guest: Guest, container: Callable[..., Container], name: str, *options: str, **more: str
+) -> None:
+    """Keep a GPU, and lose it in a container of the same kind without our links in /dev/char."""
+    keeps(guest, container(name, *options, **more))
+    with no_links(guest):
+        loses(container(f"{name}-unlinked", *options, **more).run(guest))
+
+
+@contextlib.contextmanager
+def no_links(guest: Guest) -> Iterator[None]:
+    """Have no links of ours in /dev/char within the context."""
+    aside = "/run/char"
+    guest.run(f"mkdir -p {aside} && mv {LINKS} {aside}")
+    yield
+    guest.run(f"mv {aside}/* /dev/char")
 
 
 def docker_runtime(guest: Guest) -> None:
-    """Keep a GPU with docker and our runtime, through reload, reexec, set-property and update."""
-    keeps(guest, docker("runtime", "--runtime", "gpuruntime", *GPU))
+    """Keep a GPU with docker and our runtime; lose it without our links."""
+    keeps_by_links(guest, docker, "docker-runtime", "--runtime", "gpuruntime", *REQUEST)
 
 
-def docker_hook(guest: Guest) -> None:
-    """Keep a GPU with `docker run --gpus`, plain runc and our prestart hook."""
-    keeps(guest, docker("hook", "--runtime", "runc", "--gpus", "all"))
+def docker_gpus(guest: Guest) -> None:
+    """Keep a GPU with `docker run --gpus` and plain runc, with and without our links."""
+    options = ("--runtime", "runc", "--gpus", "device=0")
+    keeps(guest, docker("docker-gpus", *options))
+    with no_links(guest):
+        unlinked = docker("docker-gpus-unlinked", *options).run(guest)
+        require(unlinked.has_gpu(RELOAD), "the GPU is lost without our links")
+
+
+def docker_old_grant(guest: Guest) -> None:
+    """Lose a GPU that was granted to a docker container without telling systemd: a control."""
+    running = docker("docker-old-grant", "--runtime", "runc", "--volume", f"{GPU}:{GPU}").run(
+        guest
+    )
+    require(not running.has_gpu(), "the GPU can be opened without a grant")
+    guest.run(f"python3 /srv/vm/guest/open_device.py {running.cgroup} 195 0")
+    loses(running)
+
+
+def docker_cdi(guest: Guest) -> None:
+    """Keep a GPU with docker, plain runc and a CDI device; lose it without our links."""
+    keeps_by_links(guest, docker, "docker-cdi", "--runtime", "runc", *CDI)
 
 
 def containerd_runtime(guest: Guest) -> None:
-    """Keep a GPU with containerd and our runtime."""
-    keeps(guest, containerd("runtime", *GPU))
+    """Keep a GPU with containerd and our runtime; lose it without our links."""
+    keeps_by_links(guest, containerd, "containerd-runtime", *REQUEST)
+
+
+def pod_runtime(guest: Guest) -> None:
+    """Keep a GPU in a pod with our runtime; lose it without our links."""
+    keeps_by_links(guest, pod, "pod-runtime", "gpuruntime", REQUEST[1])
+
+
+def pod_cdi(guest: Guest) -> None:
+    """Keep a GPU in a pod with plain runc and a CDI device; lose it without our links."""
+    keeps_by_links(guest, pod, "pod-cdi", "runc", CDI[1])
 
 
 def podman_runtime(guest: Guest) -> None:
-    """Keep a GPU with podman and our runtime."""
-    keeps(guest, podman("runtime", *GPU, runtime=RUNTIME))
+    """Keep a GPU with podman and our runtime; lose it without our links."""
+    keeps_by_links(guest, podman, "podman-runtime", *REQUEST, runtime=RUNTIME)
 
 
 def podman_cdi_runc(guest: Guest) -> None:
-    """Keep a GPU with podman, runc and a device of our CDI spec."""
-    keeps(guest, podman("cdi", *CDI, runtime="runc"))
+    """Keep a GPU with podman, runc and a CDI device; lose it without our links."""
+    keeps_by_links(guest, podman, "podman-cdi-runc", *CDI, runtime="runc")
 
 
 def podman_cdi_crun(guest: Guest) -> None:
-    """Keep a GPU with podman, crun and a device of our CDI spec."""
-    keeps(guest, podman("cdi", *CDI, runtime="crun"))
-
-
-def control_without_links(guest: Guest) -> None:
-    """Lose the GPU where our links in /dev/char are missing: a control."""
-    guest.run(f"rm {LINKS}")
-    container = docker("unlinked", "--runtime", "gpuruntime", *GPU)
-    container.run(guest)
-    loses(guest, container)
-
-
-def control_old_grant(guest: Guest) -> None:
-    """Lose a GPU that was granted without telling systemd, as old hooks do: a control."""
-    container = docker("old", "--runtime", "runc", "--volume", "/dev/nvidia0:/dev/nvidia0")
-    container.run(guest)
-    require(not container.opens(guest), "the device rules let everything through")
-    cgroup = guest.run(f"sed -n 's/^0:://p' /proc/$({container.init})/cgroup")
-    guest.run(f"python3 /srv/vm/guest/open_device.py /sys/fs/cgroup{cgroup} 195 0")
-    loses(guest, container)
+    """Keep a GPU with podman, crun and a CDI device, with and without our links."""
+    keeps(guest, podman("podman-cdi-crun", *CDI, runtime="crun"))
+    with no_links(guest):
+        unlinked = podman("podman-cdi-crun-unlinked", *CDI, runtime="crun").run(guest)
+        require(unlinked.has_gpu(RELOAD), "the GPU is lost without our links")
 
 
 # ---- boot ----
 
 
 def boot(guest: Guest) -> None:
-    """Boot with nodes, links and spec before the engines, and without a failed unit."""
-    guest.run("systemctl enable docker.service containerd.service")
+    """Boot with nodes, links and spec before the engines; a restarted container has its GPU."""
+    container = docker("restarted", "--runtime", "gpuruntime", "--restart", "always", *REQUEST)
+    container.run(guest)
     guest.reboot()
     guest.require_healthy()
     guest.run(f"test -c /dev/nvidia0 && test -c /dev/nvidiactl && ls {LINKS} && test -s {SPEC}")
-    times = [
+    moments = [
         int(guest.run(f"systemctl show --value --property={name}TimestampMonotonic {unit}"))
         for name, unit in (
             ("ExecMainExit", "gpuruntime-nodes.service"),
-            ("ExecMainStart", "gpuruntime-cdi-refresh.service"),
-            ("ExecMainExit", "gpuruntime-cdi-refresh.service"),
+            ("ExecMainStart", f"{REFRESH}.service"),
+            ("ExecMainExit", f"{REFRESH}.service"),
             ("ExecMainStart", "containerd.service"),
             ("ExecMainStart", "docker.service"),
         )
     ]
-    require(times[0] > 0 and times == sorted(times), f"started in another order: {times}")
-    keeps(guest, docker("booted", "--runtime", "gpuruntime", *GPU))
+    require(moments[0] > 0 and moments == sorted(moments), f"started in another order: {moments}")
+    still_keeps(restarted(guest, container))
+
+
+def restarted(guest: Guest, container: Container) -> Running:
+    """Return *container* as its engine has started it again after a boot, with its GPU."""
+    guest.wait_until(f"{container.execute} true", "the container runs again")
+    running = container.running(guest)
+    require(running.has_gpu(), "the container that is started at boot has no GPU")
+    return running
 
 
 def boot_without_driver(guest: Guest) -> None:
-    """Boot without a driver, without a failed unit; a container starts."""
+    """Boot without a driver, without a failed unit; use a driver that is loaded later."""
     guest.run("python3 -B /srv/vm/guest/simulated_driver.py remove")
     guest.reboot()
     guest.require_healthy()
     state = guest.status("systemctl is-system-running")[1]
     require(state == "running", f"the system is {state}")
     require(guest.status(f"ls {SPEC} /dev/nvidia*")[0] != 0, "there are nodes, or a spec")
+    active = guest.status(f"systemctl is-active {' '.join(UNITS)}")[1].split()
+    require(set(active) == {"inactive"}, f"units without a driver are {active}")
     guest.run("docker run --rm --network none --runtime gpuruntime busybox:local true")
+    guest.run(
+        f"cd /srv/vm/guest && python3 -B simulated_driver.py install {artefacts.DEFAULT_VERSION}"
+        " && python3 -B simulated_driver.py load && python3 -B simulated_driver.py insert"
+    )
+    guest.wait_until(f"test -s {SPEC} && test -c {GPU}", "udev has the units started")
+    active = guest.status(f"systemctl is-active {' '.join(UNITS[2:])}")[1].split()
+    require(active == ["active", "active"], f"path unit and timer are {active}")
+    guest.require_healthy()
 
 
 def boot_with_other_driver(guest: Guest) -> None:
-    """Boot with another driver: a new spec, and a restarted container has its GPU again."""
-    container = docker("kept", "--runtime", "gpuruntime", "--restart", "always", *GPU)
+    """Boot with another driver: a new spec; a restarted container has the new libraries."""
+    container = docker("restarted", "--runtime", "gpuruntime", "--restart", "always", *REQUEST)
     container.run(guest)
     guest.run(f"python3 -B /srv/vm/guest/simulated_driver.py install {OTHER_VERSION}")
-    guest.run("systemctl enable docker.service")
     guest.reboot()
     guest.require_healthy()
     guest.run(f"grep -q {OTHER_VERSION} {SPEC}")
-    guest.wait_until(f"{container.execute} true", "the container runs again")
-    require(container.opens(guest), "the GPU cannot be opened")
+    restarted(guest, container)
     libraries = guest.run(f"{container.execute} ls /usr/lib/x86_64-linux-gnu")
     require(
         f"libcuda.so.{OTHER_VERSION}" in libraries, f"libraries of another driver: {libraries}"
@@ -143,25 +221,37 @@ def boot_with_other_driver(guest: Guest) -> None:
 
 
 def timer(guest: Guest) -> None:
-    """Write no spec by the timer while nothing has changed, and one that is gone again."""
-    identity = f"stat --format='%i %Y %Z' {SPEC}"
+    """Write no file by the timer while nothing has changed, and a spec that is missing."""
+    identity = f"stat --format='%i %Y %Z' {SPEC} /run/gpuruntime/*"
+    guest.run(f"systemctl start {REFRESH}.service")
     before = guest.run(identity)
-    guest.run("systemctl start gpuruntime-cdi-refresh.service")
-    require(guest.run(identity) == before, "the spec was written again")
-    enabled = guest.run(
-        "systemctl is-active gpuruntime-cdi-refresh.timer gpuruntime-cdi-refresh.path"
-    )
-    require(enabled == "active\nactive", f"timer and path unit are {enabled}")
+    idle_ns = refresh_ns(guest)
+    require(guest.run(identity) == before, "a file was written while nothing had changed")
+    active = guest.run(f"systemctl is-active {REFRESH}.timer {REFRESH}.path")
+    require(active == "active\nactive", f"timer and path unit are {active}")
     guest.run(f"rm {SPEC}")
     guest.wait_until(f"test -s {SPEC}", "the timer has the spec written")
+    guest.run(f"rm -r {SPEC} /run/gpuruntime/*")
+    busy_ns = refresh_ns(guest)
+    require(idle_ns * 2 < busy_ns, f"processor time: {idle_ns} ns; with a new spec: {busy_ns} ns")
+    guest.require_healthy()
+
+
+def refresh_ns(guest: Guest) -> int:
+    """Have systemd refresh the spec and return the processor time that it took."""
+    unit = f"{REFRESH}.service"
+    return int(
+        guest.run(
+            f"systemctl start {unit} && systemctl show --value --property=CPUUsageNSec {unit}"
+        )
+    )
 
 
 def units(guest: Guest) -> None:
-    """Have systemd verify our units and rate their exposure."""
-    names = guest.run("cd /usr/lib/systemd/system && ls gpuruntime-*").split()
-    text = guest.run(f"systemd-analyze verify {' '.join(names)} 2>&1")
+    """Have systemd verify the units and rate their exposure."""
+    text = guest.run(f"systemd-analyze verify {' '.join(UNITS)} 2>&1")
     require(not [line for line in text.splitlines() if "gpuruntime" in line], text)
-    for name, limit in (("gpuruntime-cdi-refresh", 2.0), ("gpuruntime-nodes", 5.0)):
+    for name, limit in ((REFRESH, 1.5), ("gpuruntime-nodes", 5.0)):
         line = guest.run(f"systemd-analyze security {name}.service | tail -n 1")
         exposure = float(line.split(":")[1].split()[0])
         require(exposure <= limit, f"{name}: exposure {exposure}, at most {limit}")
@@ -171,39 +261,67 @@ def units(guest: Guest) -> None:
 
 
 def upgrade(guest: Guest) -> None:
-    """Upgrade while a container runs: it keeps its GPU, and units are reloaded."""
-    container = docker("old", "--runtime", "gpuruntime", *GPU)
-    container.run(guest)
-    guest.run("dpkg -i /srv/vm/packages/new/*.deb", limit_s=600)
+    """Upgrade: a container keeps its GPU, units are reloaded, and none fails at any time."""
+    running = docker("old", "--runtime", "gpuruntime", *REQUEST).run(guest)
+    require(running.has_gpu("dpkg -i /srv/vm/packages/new/*.deb"), "the GPU is lost")
     guest.require_healthy()
-    require(container.opens(guest), "the container has lost its GPU")
-    stale = guest.run("systemctl show --property=NeedDaemonReload 'gpuruntime-*' | sort -u")
-    require("yes" not in stale, "units are not reloaded")
-    guest.run("systemctl start gpuruntime-cdi-refresh.service")
-    keeps(guest, docker("new", "--runtime", "gpuruntime", *GPU))
-    require(container.opens(guest), "the container has lost its GPU")
+    stale = guest.run(f"systemctl show --value --property=NeedDaemonReload {' '.join(UNITS)}")
+    require(set(stale.split()) == {"no"}, f"units to be reloaded: {stale}")
+    active = guest.run(f"systemctl is-active {' '.join(UNITS[2:])}")
+    require(active == "active\nactive", f"path unit and timer are {active}")
+    guest.run(f"systemctl start {REFRESH}.service")
+    require_none_failed(guest)
+    require(running.has_gpu(RELOAD), "the GPU is lost after a daemon-reload")
+    newer = docker("new", "--runtime", "gpuruntime", *REQUEST).run(guest)
+    require(newer.has_gpu(RELOAD), "a container that is started afterwards has no GPU")
 
 
 def removal(guest: Guest) -> None:
-    """Remove while a container runs: it keeps its GPU, docker restarts, a purge leaves no file."""
-    container = docker("old", "--runtime", "gpuruntime", *GPU)
-    container.run(guest)
-    guest.run("gpuruntime runtime configure --runtime docker --undo")
-    guest.run("apt-get -y remove gpuruntime gpuruntime-nvidia-compat", limit_s=600)
-    guest.require_healthy()
-    require(container.opens(guest), "the container has lost its GPU")
-    guest.run("systemctl restart docker")
-    guest.require_healthy()
-    guest.run("apt-get -y purge gpuruntime gpuruntime-nvidia-compat", limit_s=600)
-    guest.require_healthy()
-    left = guest.run(
+    """Remove and purge: a container keeps its GPU, docker restarts, no file or unit is left."""
+    running = docker("old", "--runtime", "gpuruntime", *REQUEST).run(guest)
+    for command in (
+        "gpuruntime runtime configure --runtime docker --undo",
+        "gpuruntime runtime configure --runtime containerd --undo",
+        "apt-get -y remove gpuruntime gpuruntime-nvidia-compat",
+        RELOAD,
+    ):
+        require(running.has_gpu(command), f"the GPU is lost after {command}")
+        guest.require_healthy()
+    loaded = guest.run(f"systemctl show --value --property=LoadState {' '.join(UNITS)}").split()
+    require(set(loaded) == {"not-found"}, f"units that are removed are {loaded}")
+    for command in (
+        "systemctl restart containerd docker",
+        "apt-get -y purge gpuruntime gpuruntime-nvidia-compat",
+    ):
+        guest.run(command)
+        guest.require_healthy()
+    require_none_failed(guest)
+    # The drop-ins are those of the simulated driver.
+    remaining = guest.run(
         "find /etc /usr /var/lib /run -xdev -name '*gpuruntime*' -not -path '/var/lib/docker/*'"
+        " -not -path '/etc/systemd/system/*.service.d'"
     )
-    require(not left, f"left: {left}")
+    require(not remaining, f"after the purge there is: {remaining}")
 
 
-SCENARIOS = (
-    docker_runtime, docker_hook, containerd_runtime, podman_runtime, podman_cdi_runc,
-    podman_cdi_crun, control_without_links, control_old_grant,
-    boot, boot_without_driver, boot_with_other_driver, timer, units, upgrade, removal,
+def require_none_failed(guest: Guest) -> None:
+    """Raise ScenarioError if one of our units has failed since the boot."""
+    units_options = " ".join(f"--unit {unit}" for unit in UNITS)
+    _, text = guest.status(f"journalctl --boot --no-pager {units_options} | grep -i fail")
+    require(not text, f"a unit has failed:\n{text}")
+
+
+# They leave behind containers alone, so that they can be played in one machine.
+SHARING: tuple[Scenario, ...] = (
+    units, timer, docker_runtime, docker_gpus, docker_old_grant, containerd_runtime, pod_runtime,
+    podman_runtime, podman_cdi_runc, podman_cdi_crun, docker_cdi, pod_cdi,
 )  # fmt: skip
+OTHERS: tuple[Scenario, ...] = (
+    boot, boot_without_driver, boot_with_other_driver, upgrade, removal,
+)  # fmt: skip
+# docker 20.10 and containerd 1.6 know no CDI devices.
+NEWER_ENGINES = (docker_cdi, pod_cdi)
+SCENARIOS: dict[str, tuple[Scenario, ...]] = {
+    "bookworm": (*(s for s in SHARING if s not in NEWER_ENGINES), *OTHERS),
+    "trixie": (*SHARING, *OTHERS),
+}

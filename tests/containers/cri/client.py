@@ -66,8 +66,9 @@ class Container:
 class Client:
     """A connection to the socket of an engine. Calls raise grpc.RpcError."""
 
-    def __init__(self, socket: str) -> None:
+    def __init__(self, socket: str, timeout_s: int = TIMEOUT_S) -> None:
         self.channel = grpc.insecure_channel(f"unix://{socket}")
+        self.timeout_s = timeout_s
 
     def close(self) -> None:
         """Close the connection."""
@@ -97,7 +98,7 @@ class Client:
 
     def execute(self, container: str, command: Sequence[str]) -> tuple[int, str, str]:
         """Run *command* in *container*; return status, output and error output."""
-        response = self._runtime("ExecSync", {1: container, 2: list(command), 3: TIMEOUT_S})
+        response = self._runtime("ExecSync", {1: container, 2: list(command), 3: self.timeout_s})
         output, errors = (response.get(number, [b""])[0].decode() for number in (1, 2))
         return response.get(3, [0])[0], output, errors
 
@@ -128,5 +129,5 @@ class Client:
             request_serializer=wire.encode,
             response_deserializer=wire.decode,
         )
-        response: dict[int, list[Any]] = method(request, timeout=TIMEOUT_S)
+        response: dict[int, list[Any]] = method(request, timeout=self.timeout_s)
         return response

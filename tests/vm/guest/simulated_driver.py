@@ -4,6 +4,7 @@
     simulated_driver.py install VERSION     put the user space of a driver in place
     simulated_driver.py remove              take it away
     simulated_driver.py load                show what the kernel module would: a service, at boot
+    simulated_driver.py insert              insert a module with the driver's name: udev sees it
 
 The trees of `tests/simhost` are below /srv/vm. Nothing makes device nodes: that is what our unit
 is for. Opening one fails with ENXIO where the container may open it, and with EPERM where not.
@@ -30,13 +31,17 @@ CONF = Path("/usr/lib/x86_64-linux-gnu/fakenvml.conf")
 MODULES = ("nvidia", "nvidia_uvm", "nvidia_modeset")
 # Has modprobe succeed for modules that do not exist.
 MODPROBE = Path("/etc/modprobe.d/simulated-driver.conf")
+# Of a module's file: linux/module.h, linux/module_signature.h.
+DONOR = "nls_utf8"
+MODULE_NAME_BYTES = 56
+SIGNED, SIGNATURE_HEADER_BYTES = b"~Module signature appended~\n", 12
 MS_BIND, MS_REC = 0x1000, 0x4000
 
 
 def main() -> None:
     """Run the command line."""
     action, *arguments = sys.argv[1:]
-    {"install": install, "remove": remove, "load": load}[action](*arguments)
+    {"install": install, "remove": remove, "load": load, "insert": insert}[action](*arguments)
 
 
 def install(version: str) -> None:
@@ -95,6 +100,24 @@ def load() -> None:
     mount(STATE / "devices", "/proc/devices")
     mount(STATE / "pci", "/sys/bus/pci/devices")
     mount(modules, "/sys/module")
+
+
+def insert() -> None:
+    """Insert a small module of the kernel under the name of the driver's."""
+    # The kernel announces the module by its directory in its own /sys.
+    subprocess.run(["umount", "--lazy", "/sys/module"], check=True)
+    [donor] = Path("/lib/modules").glob(f"*/kernel/fs/nls/{DONOR}.ko")
+    code = donor.read_bytes()
+    # A signature that is wrong is refused, a module without one is not.
+    if code.endswith(SIGNED):
+        size = int.from_bytes(code[-len(SIGNED) - 4 : -len(SIGNED)], "big")
+        code = code[: -len(SIGNED) - SIGNATURE_HEADER_BYTES - size]
+    name = DONOR.encode().ljust(MODULE_NAME_BYTES, b"\0")
+    if code.count(name) != 1:
+        raise ValueError(f"{donor}: the name of the module occurs {code.count(name)} times")
+    module = STATE / "nvidia.ko"
+    module.write_bytes(code.replace(name, b"nvidia".ljust(MODULE_NAME_BYTES, b"\0")))
+    subprocess.run(["/sbin/insmod", str(module)], check=True)
 
 
 def mount(source: Path, target: Path | str) -> None:
