@@ -112,7 +112,7 @@ def test_help_has_every_variable(words: list[str]) -> None:
         command = child
     for parameter in command.params:
         for name in variables_of(parameter):
-            assert re.search(rf"(?m)^    {name} +--[a-z-]+$", text)
+            assert re.search(rf"(?m)^    {name} +--[a-z.-]+$", text)
     if not words:
         for name in VARIABLES:
             assert re.search(rf"(?m)^    {name}  +\w", text)
