@@ -19,7 +19,7 @@ export KUBERNETES
 export QUIET := $(findstring s,$(filter-out --%,$(firstword -$(MAKEFLAGS))))
 SAY = @[ -n '$(QUIET)' ] || echo >&2
 
-.PHONY: help setup packages demo-packages programs needs-root demo check test test-all lint style types imports prepared unit conformance perf bench fuzz races mutants record \
+.PHONY: help setup packages demo-packages programs needs-root demo check test test-all lint style types imports prepared compiled unit conformance perf bench fuzz races mutants record \
   test-kubernetes test-newer-engines test-switch test-vm clean protos driver-root image-packages install uninstall deb test-install \
   bundle wheel release
 
@@ -94,10 +94,14 @@ prepared: setup
 	@$(BIN)/python tests/prepare.py
 	@$(BIN)/python tests/image_packages.py || echo 'prepared: tests of explain --rootfs on packages are skipped' >&2
 
+# The bytecode of the tests, also where PYTHONDONTWRITEBYTECODE is set.
+compiled: setup
+	@$(BIN)/python tests/compiled.py
+
 # Lint and what tests share at once, then a worker more than cores, because many tests wait. A worker has all
 # tests of a file, and first those that take long (tests/conftest.py).
 CORES := $(shell nproc)
-RUN_TESTS = $(MAKE) --no-print-directory -j$(CORES) --output-sync=target lint prepared && \
+RUN_TESTS = $(MAKE) --no-print-directory -j$(CORES) --output-sync=target lint prepared compiled && \
   $(BIN)/python -m pytest -n $(or $(WORKERS),$(shell expr $(CORES) + 1)) --dist loadfile \
   --no-loadscope-reorder --max-worker-restart 0 --durations 10
 
