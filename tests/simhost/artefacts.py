@@ -3,25 +3,24 @@
 
 The layout is that of NVIDIA's own installer on Debian: everything in the multi-arch directory,
 SONAME links beside the files. A change of any source or of this table builds anew.
+
+Each start of a simulated host imports this: what only a build needs is imported by the build.
 """
+# ruff: noqa: PLC0415
 
 from __future__ import annotations
 
-import hashlib
 import os
-import platform
-import shutil
-import subprocess
-import tempfile
+import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parents[1] / "build" / "simhost"
 # The driver of a simulated host that is not told another.
 DEFAULT_VERSION = "550.163.01"
-MULTIARCH = f"{platform.machine()}-linux-gnu"
+MULTIARCH = f"{os.uname().machine}-linux-gnu"
 LIBRARY_DIRECTORY = f"usr/lib/{MULTIARCH}"
 CFLAGS = ("-O2", "-Wall", "-Wextra", "-Werror")
 
@@ -33,8 +32,7 @@ class SimhostError(Exception):
         super().__init__(message if hint is None else f"{message}\nhint: {hint}")
 
 
-@dataclass(frozen=True)
-class Library:
+class Library(NamedTuple):
     """One driver library.
 
     *soname* is None where it is the file's whole name; *plain_link*: there is a link `NAME.so`.
@@ -153,6 +151,8 @@ def fakeproc_hook() -> Path:
 
 
 def _build_driver(root: Path, version: str) -> None:
+    import shutil
+
     libraries = root / LIBRARY_DIRECTORY
     libraries.mkdir(parents=True)
     (root / "lib").symlink_to("usr/lib")
@@ -226,6 +226,8 @@ def _build_fakeproc(root: Path) -> None:
 
 
 def _compile(source: Path, target: Path, *flags: str) -> None:
+    import subprocess
+
     command = ["gcc", *CFLAGS, "-o", str(target), str(source), *flags]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -238,12 +240,15 @@ def _compile(source: Path, target: Path, *flags: str) -> None:
 
 def _built(name: str, build: Callable[[Path], None]) -> Path:
     """Return the directory *name*, made by *build* unless one of the same sources is there."""
-    digest = hashlib.sha256()
+    digest = 0
     for source in sorted([*HERE.glob("*.[ch]"), HERE / "artefacts.py"]):
-        digest.update(source.read_bytes())
-    final = BUILD / f"{name}-{digest.hexdigest()[:12]}"
+        digest = zlib.crc32(source.read_bytes(), digest)
+    final = BUILD / f"{name}-{digest:08x}"
     if final.is_dir():
         return final
+    import shutil
+    import tempfile
+
     BUILD.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=BUILD))
     try:

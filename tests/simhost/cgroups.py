@@ -15,8 +15,8 @@ import fcntl
 import os
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 TOP = Path("/sys/fs/cgroup")
 SIMHOST = "simhost-"
@@ -28,8 +28,7 @@ FIRST = "init"
 REMOVAL_S = 10.0
 
 
-@dataclass(frozen=True)
-class Hierarchy:
+class Hierarchy(NamedTuple):
     """One mounted cgroup hierarchy; *data* are the options that mount it again."""
 
     point: Path

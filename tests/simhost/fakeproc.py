@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import artefacts
@@ -11,6 +10,8 @@ import artefacts
 
 def add(bundle: Path) -> None:
     """Put the createRuntime hook that shows /proc/driver into the config.json of *bundle*."""
+    import json  # noqa: PLC0415 (simhost.py imports this for each host)
+
     path = bundle / "config.json"
     config = json.loads(path.read_bytes())
     hooks = config.setdefault("hooks", {}).setdefault("createRuntime", [])

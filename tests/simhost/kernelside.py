@@ -7,12 +7,14 @@ Everything is written below a directory given; mounting it is the business of na
 from __future__ import annotations
 
 import fnmatch
+import functools
 import grp
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 import mig_layout
 from artefacts import cuda_version
@@ -45,8 +47,12 @@ FEATURES = {
 }
 
 
-@dataclass(frozen=True)
-class Mig:
+# The compute capability of the usual GPU, and its brand, NVIDIA, of nvmlBrandType_t.
+ARCH = "9.0"
+BRAND = 14
+
+
+class Mig(NamedTuple):
     """One MIG device: the only compute instance of its GPU instance."""
 
     index: int
@@ -60,8 +66,7 @@ class Mig:
         return self.instance.number
 
 
-@dataclass(frozen=True)
-class Gpu:
+class Gpu(NamedTuple):
     """One simulated GPU; its minor number is its index. *migs* is None outside of MIG mode."""
 
     index: int
@@ -70,8 +75,8 @@ class Gpu:
     card: int
     name: str
     migs: tuple[Mig, ...] | None
-    arch: str = "9.0"
-    brand: int = 14  # of nvmlBrandType_t: NVIDIA
+    arch: str = ARCH
+    brand: int = BRAND
     numa_node: int = 0
 
     @property
@@ -84,8 +89,7 @@ class Gpu:
         return names
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(NamedTuple):
     """One device node below /dev."""
 
     path: str
@@ -95,8 +99,7 @@ class Node:
     group: str = "root"
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(NamedTuple):
     """The simulated machine."""
 
     version: str
@@ -151,17 +154,16 @@ class Host:
         return [n for n in nodes if not any(fnmatch.fnmatch(n.path, m) for m in missing)]
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(NamedTuple):
     """What the fake NVML says that is not the usual: CUDA's version, and facts by GPU.
 
     *lines* are further lines for it; *numa* is the NUMA node of a GPU in sysfs.
     """
 
     cuda: int = 0
-    archs: Mapping[int, str] = field(default_factory=dict)
-    brands: Mapping[int, int] = field(default_factory=dict)
-    numa: Mapping[int, int] = field(default_factory=dict)
+    archs: Mapping[int, str] = MappingProxyType({})
+    brands: Mapping[int, int] = MappingProxyType({})
+    numa: Mapping[int, int] = MappingProxyType({})
     lines: tuple[str, ...] = ()
 
 
@@ -204,8 +206,8 @@ def plan_host(
             card + index,
             names.get(index, MODEL),
             _migs(index, migs[index]) if index in migs else None,
-            facts.archs.get(index, Gpu.arch),
-            facts.brands.get(index, Gpu.brand),
+            facts.archs.get(index, ARCH),
+            facts.brands.get(index, BRAND),
             # Half of the GPUs at each of two CPU sockets.
             facts.numa.get(index, index * 2 // count),
         )
@@ -401,6 +403,7 @@ def _major_of(line: str) -> int:
     return int(line.split(maxsplit=1)[0])
 
 
+@functools.cache
 def _group(name: str) -> int:
     try:
         return grp.getgrnam(name).gr_gid
@@ -408,6 +411,7 @@ def _group(name: str) -> int:
         return 0
 
 
+@functools.cache
 def mig_minors(gpus: int) -> dict[str, int]:
     """Return every capability there can be: the driver lists them with or without the GPUs."""
     names = ["config", "monitor"]

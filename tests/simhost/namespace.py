@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
 import stat
-import subprocess
+import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import cgroups
 import kernelside
@@ -44,8 +43,7 @@ WATCHED = BUILD.parent / "watched" / "launcher"
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-@dataclass(frozen=True)
-class Driver:
+class Driver(NamedTuple):
     """The driver's files: a driver root (`usr/…`), and whether it is kept apart from /."""
 
     tree: Path
@@ -54,8 +52,7 @@ class Driver:
     separate: bool
 
 
-@dataclass(frozen=True)
-class Entered:
+class Entered(NamedTuple):
     """Where things are, inside."""
 
     root: Path
@@ -172,7 +169,7 @@ def _install(driver: Driver) -> Path:
                 lowers.insert(0, driver.tree / name)
             overlay(STATE / name, lowers, root / name)
         _hide_other_drivers(driver.tree)
-    _rebuild_loader_cache(root)
+    _make_loader_cache(root, driver.tree)
     return root
 
 
@@ -197,7 +194,8 @@ def _replace_nvml(root: Path, driver: Driver, missing: Sequence[str]) -> Path:
         (driver.smi, (root / "usr/bin/nvidia-smi").resolve()),
     ):
         old.unlink(missing_ok=True)
-        shutil.copy(new, old)
+        old.write_bytes(new.read_bytes())
+        old.chmod(stat.S_IMODE(new.stat().st_mode))
     try:
         library.write_bytes(symbols.without(library.read_bytes(), missing))
     except ValueError as error:
@@ -246,11 +244,12 @@ def _escaped(path: Path) -> str:
 def mounts_below(directory: Path) -> list[Path]:
     """Return the mount points below *directory*, without those below another of them."""
     points: list[Path] = []
+    start = str(directory).rstrip("/") + "/"
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         field = line.split(" ")[4].encode("ascii", "surrogateescape")
-        point = Path(os.fsdecode(field.decode("unicode_escape").encode("latin-1")))
-        if directory in point.parents:
-            points.append(point)
+        point = os.fsdecode(field.decode("unicode_escape").encode("latin-1"))
+        if point.startswith(start) and point != start:
+            points.append(Path(point))
     return sorted({p for p in points if not any(q in p.parents for q in points)})
 
 
@@ -343,8 +342,30 @@ def _show_proc_and_sys() -> None:
         mount(kind, whole, kind)
 
 
+def _make_loader_cache(root: Path, tree: Path) -> None:
+    """Have the loader of *root* know the driver in *tree*.
+
+    The tree of a simulated driver does not change, and its name is that of its sources: on a
+    machine with the same cache of its own, the cache is the one that ldconfig has written before.
+    """
+    cache = root / "etc/ld.so.cache"
+    machine = cache.read_bytes() if cache.exists() else b""
+    kept = BUILD / f"{tree.name}.{zlib.crc32(machine):08x}.ld.so.cache"
+    if tree.parent == BUILD and kept.exists():
+        cache.unlink(missing_ok=True)
+        cache.write_bytes(kept.read_bytes())
+        return
+    _rebuild_loader_cache(root)
+    if tree.parent == BUILD:
+        fresh = kept.with_name(f".{kept.name}.{os.urandom(8).hex()}")
+        fresh.write_bytes(cache.read_bytes())
+        fresh.rename(kept)
+
+
 def _rebuild_loader_cache(root: Path) -> None:
     """Run ldconfig for *root*; its auxiliary cache belongs to the machine and is kept from it."""
+    import subprocess  # noqa: PLC0415 (few starts of a host need it)
+
     mount("tmpfs", "/var/cache", "tmpfs")
     command = ["/sbin/ldconfig", *([] if root == Path("/") else ["-r", str(root)])]
     try:

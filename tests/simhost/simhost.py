@@ -19,7 +19,6 @@ from pathlib import Path
 import artefacts
 import cgroups
 import fakeproc
-import fetch_driver
 import kernelside
 import mig_layout
 import namespace
@@ -149,15 +148,12 @@ def run(options: argparse.Namespace) -> int:
         )
     names = dict(_of_gpu("--gpu-name", word, options.gpus) for word in options.gpu_name)
     migs = _mig_profiles(options.mig, options.gpus)
-    try:
-        if options.driver_root is not None:
-            tree = options.driver_root.resolve()
-            version = fetch_driver.driver_version(tree)
-        else:
-            version = options.version
-            tree = artefacts.driver_tree(version)
-    except fetch_driver.FetchError as error:
-        raise SimhostError(str(error)) from None
+    if options.driver_root is not None:
+        tree = options.driver_root.resolve()
+        version = _real_version(tree)
+    else:
+        version = options.version
+        tree = artefacts.driver_tree(version)
     driver = namespace.Driver(
         tree, artefacts.fake_nvml(), artefacts.nvidia_smi(), separate=options.separate_root
     )
@@ -181,6 +177,16 @@ def run(options: argparse.Namespace) -> int:
         }
 
     return supervisor.run(options.command, enter, cgroups.SIMHOST)
+
+
+def _real_version(root: Path) -> str:
+    """Return the version of the driver that "make driver-root" has unpacked in *root*."""
+    import fetch_driver  # noqa: PLC0415 (most hosts have a simulated driver)
+
+    try:
+        return fetch_driver.driver_version(root)
+    except fetch_driver.FetchError as error:
+        raise SimhostError(str(error)) from None
 
 
 def _of_gpu(option: str, word: str, gpus: int) -> tuple[int, str]:
