@@ -54,8 +54,8 @@ def _counts(arguments: list[str], *options: str) -> list[int]:
     ran = subprocess.run(
         [
             *(sys.executable, str(SIMHOST), "run", *options, "--"),
-            *("valgrind", "--tool=callgrind", "--trace-children=yes"),
-            *("--callgrind-out-file=/dev/null", str(PYTHON), *arguments),
+            *("valgrind", "--tool=cachegrind", "--cache-sim=no", "--trace-children=yes"),
+            *("--cachegrind-out-file=/dev/null", str(PYTHON), *arguments),
         ],
         capture_output=True,
         text=True,
