@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import zlib
 from pathlib import Path
 
@@ -20,6 +21,8 @@ TREE = Path(__file__).resolve().parents[1]
 # Those of the node services have those of the command line among them.
 PINS = TREE / "requirements" / "node.txt"
 WHEELS = TREE / "build" / "wheels" / f"{zlib.crc32(PINS.read_bytes()):x}"
+# What `make install` keeps between calls.
+INSTALL = TREE / "build" / "install"
 START_PYTHON = "/usr/bin/python3"
 
 
@@ -68,6 +71,26 @@ def wheels() -> None:
         shutil.rmtree(fresh)
 
 
+def dependencies() -> None:
+    """Have `make install` unpack the command line's dependencies, which it keeps.
+
+    Each worker has a copy of build/ of its own, and would unpack them again.
+    """
+    pinned = PINS.stat().st_mtime
+    if any(path.stat().st_mtime > pinned for path in INSTALL.glob("python*")):
+        return
+    # What an outer make tells its children is not for this one.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    with tempfile.TemporaryDirectory() as place:
+        command = ["make", "--no-print-directory", "install", f"DESTDIR={place}"]
+        done = subprocess.run(
+            [*command, f"PYTHON={sys.executable}"],
+            cwd=TREE, env=kept, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    if done.returncode != 0:
+        raise PrepareError(f"make install: {done.stderr.strip()}")
+
+
 def _other_python() -> list[str]:
     """Return the start path's interpreter if the command line can be installed for it too."""
     if not os.path.exists(START_PYTHON):
@@ -84,6 +107,7 @@ def main() -> None:
         launcher()
         driver()
         wheels()
+        dependencies()
     except PrepareError as error:
         sys.exit(f"prepare: {error}")
 
