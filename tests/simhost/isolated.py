@@ -5,7 +5,8 @@
 The command has namespaces of its own: what other programs on this machine start, mount, listen on
 and write does not reach it, and what it does is gone when it has ended.
 
-/run is empty. /etc is a copy without the configuration of engines and GPU software. /tmp has only
+/run is empty. /etc is a copy without the configuration of engines and GPU software, and /var one
+without the state of kubelets. /tmp has only
 what belongs to the tree and to pytest. What is written to /var and to the tree's build/ is gone
 afterwards, except in the SHARED parts of build/. /usr cannot be written.
 There is no network but the loopback interface.
@@ -47,8 +48,11 @@ VARIABLES = ("CONTAINERD_", "CONTAINER_", "DOCKER_", "GPURUNTIME_", "NVIDIA_", "
 SESSION = ("DBUS_SESSION_BUS_ADDRESS", "NOTIFY_SOCKET", "XDG_RUNTIME_DIR")
 KEPT = ("GPURUNTIME_TEST_", "GPURUNTIME_WRITE_GOLDEN")
 
-# What this project keeps there, of an installation on this machine.
-STATE = Path("/var/lib/gpuruntime")
+# What an installation of this project and the machine's kubelets keep.
+STATES = [
+    Path("/var") / name
+    for name in ("lib/gpuruntime", "lib/k0s", "lib/kubelet", "lib/rancher", "snap/microk8s")
+]
 
 SIOCSIFFLAGS = 0x8914
 IFF_UP = 1
@@ -89,7 +93,8 @@ def enter(groups: list[cgroups.Hierarchy]) -> dict[str, str]:
     namespace.bind(layers / "etc", "/etc")
     namespace.own_run()
     namespace.overlay(layers / "var", [Path("/var")], Path("/var"))
-    shutil.rmtree(STATE, ignore_errors=True)
+    for state in STATES:
+        _hide(state)
     namespace.bind("/usr", "/usr")
     namespace.mount("", "/usr", "", READ_ONLY)
     _own_tmp()
@@ -105,6 +110,28 @@ def _start_loopback() -> None:
     """Set the loopback interface of this network namespace up."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         fcntl.ioctl(control, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", IFF_UP))
+
+
+def _hide(directory: Path) -> None:
+    """Remove *directory* from this namespace's copy of /var, if all of it is part of that.
+
+    What is mounted on it or below it is no copy: it is unmounted first.
+    """
+    copy = os.stat("/var").st_dev
+    below = namespace.mounts_below(directory.parent)
+    points = [point for point in below if directory in (point, *point.parents)]
+    for point in points:
+        # Several may be at one place; those under the copy are listed, and cannot be reached.
+        with suppress(SimhostError):
+            while True:
+                namespace.unmount(point, namespace.MNT_DETACH)
+    places = () if directory.is_symlink() else (directory, *points)
+    if any(place.is_dir() and place.stat().st_dev != copy for place in places):
+        return
+    if directory.is_symlink() and directory.parent.stat().st_dev == copy:
+        directory.unlink()
+    elif directory.is_dir():
+        shutil.rmtree(directory)
 
 
 def _own_tmp() -> None:
