@@ -28,7 +28,7 @@ def test_no_input_breaks_a_promise(
     """Nothing but our own errors, no waste of time, nothing lost."""
     executions = EXECUTIONS.get(name, 500)
     if not IS_FULL:
-        executions = (executions + 1) // 2
+        executions = (executions + 3) // 4
     result = targets.run(name, 1, executions)
     record_property("summary", result.line)
     assert result.executions == executions
