@@ -29,8 +29,10 @@ from gpuruntime.errors import GpuRuntimeError
 
 log = logging.getLogger(__name__)
 
-# The watcher measures with each of its polls while somebody asks for values.
+# The watcher measures with each of its polls while this service asks for values.
 _INTERVAL_S = 10.0
+# Until the values of the first poll are there, so that they are not missing for a whole interval.
+_FIRST_INTERVAL_S = 0.5
 
 
 class PodSource(Protocol):
@@ -53,7 +55,7 @@ class Options:
 
 
 class Exporter:
-    """The service. *pods* is None if the kubelet is not to be asked."""
+    """The service. *pods* is None if the kubelet is not asked."""
 
     def __init__(
         self,
@@ -94,7 +96,7 @@ class Exporter:
         asking = asyncio.create_task(self._ask_for_pods())
         try:
             async with self.watch() as observed:
-                async for turn in self.turns.of(observed, lambda: _INTERVAL_S):
+                async for turn in self.turns.of(observed, self._timeout):
                     self.take(turn.update, observed.request_telemetry())
         finally:
             asking.cancel()
@@ -103,6 +105,11 @@ class Exporter:
             await self.server.close()
             if self.probes is not None:
                 await self.probes.close()
+
+    def _timeout(self) -> float:
+        """Return the seconds until the next look at the watcher's values without an update."""
+        is_first = self.telemetry is None and self.model is not None and bool(self.model.gpus)
+        return _FIRST_INTERVAL_S if is_first else _INTERVAL_S
 
     async def once(self) -> bytes:
         """Return one scrape, after the first answer of driver and kubelet, or their failure."""
@@ -133,7 +140,7 @@ class Exporter:
             self.idle.observe(telemetry, self.clock())
 
     async def _ask_for_pods(self) -> None:
-        """Ask the kubelet again and again."""
+        """Ask the kubelet for the pods, at every interval."""
         while self.pods is not None:
             await self._list_pods()
             await asyncio.sleep(_INTERVAL_S)
@@ -177,7 +184,7 @@ class Exporter:
             uid: (namespace, pod)
             for (namespace, pod), uid in self.options.settings.pod_uids.items()
         }
-        found = {}
+        process_uses = {}
         for device in telemetry.devices:
             of_device = uses.of(device.uuid)
             pods = {(use.namespace, use.pod) for use in of_device}
@@ -187,8 +194,8 @@ class Exporter:
                 owner = by_uid.get(uid) or (next(iter(pods)) if uid and len(pods) == 1 else None)
                 use = next((u for u in of_device if (u.namespace, u.pod) == owner), None)
                 if use is not None:
-                    found[process.pid] = use
-        return found
+                    process_uses[process.pid] = use
+        return process_uses
 
     def _metrics(self) -> Answer:
         return Answer(self.scrape(), exposition.CONTENT_TYPE)

@@ -92,9 +92,10 @@ class Supervision:
         return now < self._telemetry_until
 
     def request_telemetry(self, now: float) -> None:
-        """Have telemetry measured for a while, and at once if it was not measured so far."""
-        if not self.wants_telemetry(now) and self._phase is _Phase.IDLE:
-            self._due = now
+        """Have telemetry measured for a while, and soon if it was not measured so far."""
+        if not self.wants_telemetry(now):
+            # A request that is under way does not ask for it: another one follows at once.
+            self.changed(now)
         self._telemetry_until = now + self._settings.telemetry_s
 
     def advance(self, now: float) -> Action | None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -20,10 +22,12 @@ from pathlib import Path
 
 import grpc
 import pytest
+from node.fake_kubelet import until
 from node.node_host import NodeHost, uuid
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpunode.kubelet.proto import pod_resources_pb2 as messages
+from gpunode.services.exporter import Exporter, Options
 
 PATIENCE_S = 30
 TEMPERATURE = "DCGM_FI_DEV_GPU_TEMP"
@@ -117,16 +121,23 @@ def test_a_scrape_names_the_pod(place: Path, kubelet: FakePodResources) -> None:
     assert samples(done.stdout, "gpu_node_pod_mapping_up") == [({}, 1.0)]
 
 
-@pytest.mark.parametrize("fault", ["missing", "nonsense", "error"])
+@pytest.mark.parametrize("fault", ["missing", "nonsense", "error", "slow"])
 def test_a_scrape_without_the_kubelet(place: Path, fault: str) -> None:
     """Has the metrics of the GPUs, without pods, and says so."""
-    fake = None
+    fake, end = None, threading.Event()
+    answers: dict[str, Callable[[], bytes]] = {
+        "nonsense": lambda: b"\xff\xff\xff",
+        "error": lambda: bytes(1 // 0),
+        # Longer than the program is waited for.
+        "slow": lambda: bytes(end.wait(2 * PATIENCE_S)),
+    }
     if fault != "missing":
         fake = FakePodResources(place / "k.sock")
-        fake.answer = (lambda: b"\xff\xff\xff") if fault == "nonsense" else (lambda: 1 / 0)  # type: ignore[return-value]
+        fake.answer = answers[fault]
     try:
         done = once(host_below(place), place)
     finally:
+        end.set()
         if fake is not None:
             fake.server.stop(None)
     assert done.returncode == 0, done.stderr
@@ -212,19 +223,60 @@ def test_what_reads_and_serves_has_no_rights(place: Path, kubelet: FakePodResour
         running.stop()
 
 
-def test_a_scrape_does_not_wait_for_the_driver(place: Path, kubelet: FakePodResources) -> None:
-    """Its values are the last ones, with their age."""
+def test_a_driver_that_hangs_while_it_is_asked(place: Path) -> None:
+    """Scrapes have the last values, with an age that grows, and say that the driver is not up."""
     host = host_below(place)
-    running = Running(host, place)
-    try:
-        running.until(lambda text: len(samples(text, TEMPERATURE)) == 2)
-        host.say("fault hangs nvmlDeviceGetTemperature")
-        start = time.monotonic()
-        text = running.scrape()
-        assert time.monotonic() - start < 2
-        assert len(samples(text, TEMPERATURE)) == 2
-    finally:
-        running.stop()
+
+    async def play() -> tuple[str, str, str]:
+        service = Exporter(host.watcher, None, Options(listen="127.0.0.1:0"))
+        running = asyncio.create_task(service.run())
+
+        async def scrape_until(condition: Callable[[str], bool]) -> str:
+            async with asyncio.timeout(PATIENCE_S):
+                while True:
+                    # Without the last values this would wait as long as the driver, for ever.
+                    url = f"http://127.0.0.1:{service.server.port}/metrics"
+                    text = await asyncio.to_thread(get, url)
+                    if condition(text):
+                        return text
+                    await asyncio.sleep(0.05)
+
+        await until(lambda: service.server.port != 0)
+        try:
+            before = await scrape_until(lambda text: len(samples(text, TEMPERATURE)) == 2)
+            host.say("fault hangs nvmlDeviceGetTemperature")
+            after = await scrape_until(lambda text: up(text) == 0.0)
+            later = await scrape_until(lambda text: age(text) > age(after) + 0.2)
+        finally:
+            service.turns.stop()
+            await running
+        return before, after, later
+
+    before, after, later = asyncio.run(play())
+    assert up(before) == 1.0
+    for text in (after, later):
+        assert up(text) == 0.0
+        assert samples(text, TEMPERATURE) == samples(before, TEMPERATURE)
+    ((labels, _),) = samples(after, "gpu_node_driver_up")
+    assert labels["state"] == "hanging"
+
+
+def get(url: str) -> str:
+    """Return the body of *url*."""
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return str(answer.read().decode())
+
+
+def up(text: str) -> float:
+    """Return whether the driver is up, by a scrape."""
+    ((_, value),) = samples(text, "gpu_node_driver_up")
+    return value
+
+
+def age(text: str) -> float:
+    """Return the age of the values of a scrape."""
+    ((_, value),) = samples(text, "gpu_node_telemetry_age_seconds")
+    return value
 
 
 @pytest.mark.parametrize(

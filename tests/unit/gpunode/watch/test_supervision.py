@@ -204,6 +204,17 @@ def test_telemetry_is_measured_while_somebody_wants_it() -> None:
     assert owner.now - requested == pytest.approx(SETTINGS.telemetry_s, abs=SETTINGS.poll_s)
 
 
+def test_telemetry_that_is_requested_during_a_poll_is_measured_after_it() -> None:
+    """That poll was sent without the request; the next one is not a whole interval later."""
+    owner = Owner()
+    assert owner.next() is Action.START
+    owner.supervision.request_telemetry(owner.now)
+    owner.now += 0.5
+    owner.supervision.answered(owner.now, READY)
+    assert owner.next() is Action.ASK
+    assert owner.now == 1000.5
+
+
 def test_the_state_of_an_absent_driver_keeps_its_time_and_reason() -> None:
     """Each poll says the same; another reason does not make it younger."""
     owner = Owner()
