@@ -18,7 +18,7 @@ _CRI_FIELD = {CONTAINERD: (1, 7), CRIO: (1, 28)}
 _ANNOTATIONS = {CONTAINERD: (1, 7), CRIO: (1, 23)}
 # Our OCI runtime and the incumbent's: both read the environment, and mounts if configured.
 _OUR_RUNTIME = "gpu-container-runtime"
-_RUNTIMES = (_OUR_RUNTIME, "nvidia-container-runtime")
+GPU_RUNTIMES = (_OUR_RUNTIME, "nvidia-container-runtime")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,15 @@ class Engine:
         return first is not None and tuple(map(int, numbers)) >= first
 
     @property
+    def reads_cri_names(self) -> bool:
+        """Whether containers get the CDI devices of the CRI's own field."""
+        return bool(self.has_cdi) and self.is_from(_CRI_FIELD)
+
+    @property
     def gpu_runtime(self) -> str:
         """The OCI runtime for GPUs that the engine is configured with, "" if there is none."""
         programs = (posixpath.basename(path) for path in self.runtimes)
-        return next((name for name in programs if name.startswith(_RUNTIMES)), "")
+        return next((name for name in programs if name.startswith(GPU_RUNTIMES)), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,7 @@ def choose(engine: Engine | None, *, accepts_mounts: bool) -> Choice:
     """
     if engine is None:
         return Choice((settings.ENVVAR,), "the engine does not answer", works=False)
-    if engine.has_cdi and engine.is_from(_CRI_FIELD):
+    if engine.reads_cri_names:
         return Choice((settings.CDI_CRI,), f"{engine.title} has CDI on")
     if engine.has_cdi and engine.is_from(_ANNOTATIONS):
         return Choice((settings.CDI_ANNOTATIONS,), f"{engine.title} reads CDI annotations")

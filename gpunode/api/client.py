@@ -23,6 +23,11 @@ class ApiServerError(GpuRuntimeError):
 
     phase = "kubernetes"
 
+    def __init__(self, message: str, hint: str | None = None, status: int = 0) -> None:
+        """*status* is that of HTTP, 0 without an answer."""
+        super().__init__(message, hint)
+        self.status = status
+
 
 def connect(kubeconfig: str = "") -> Client:
     """Return a client of the cluster of this pod, or of that in the file *kubeconfig*.
@@ -49,8 +54,9 @@ def request(what: str) -> Iterator[None]:
             _FORBIDDEN: "give the service account the rights of deploy/base/rbac.yaml",
             _NOT_FOUND: "check the name of the node, and that the resource is installed",
         }
-        hint = hints.get(error.status.code or 0, "look at the log of the API server")
-        raise ApiServerError(f"cannot {what}: {error.status.message}", hint) from error
+        status = error.status.code or 0
+        hint = hints.get(status, "look at the log of the API server")
+        raise ApiServerError(f"cannot {what}: {error.status.message}", hint, status) from error
     except (httpx2.HTTPError, OSError) as error:
         raise ApiServerError(
             f"cannot {what}: {str(error) or type(error).__name__}",

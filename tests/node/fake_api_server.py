@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An API server that has the objects that a test sets, over HTTP."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+CONFIG = """\
+apiVersion: v1
+kind: Config
+clusters: [{{name: c, cluster: {{server: "http://127.0.0.1:{port}"}}}}]
+users: [{{name: u, user: {{token: t}}}}]
+contexts: [{{name: x, context: {{cluster: c, user: u}}}}]
+current-context: x
+"""
+
+
+class FakeApiServer:
+    """The objects by path; *requests* are the methods, paths and bodies of all requests."""
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        self.objects = dict(objects)
+        self.requests: list[tuple[str, str, str]] = []
+        server = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self._answer("GET")
+
+            def do_PATCH(self) -> None:
+                self._answer("PATCH")
+
+            def _answer(self, method: str) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
+                path = urlsplit(self.path).path
+                server.requests.append((method, self.path, body))
+                document = server.objects.get(path)
+                code = 404 if document is None else document.get("code", 200)
+                missing = {"kind": "Status", "message": f"{path} not found", "code": 404}
+                text = json.dumps(document or missing).encode()
+                self.send_response(code)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, *arguments: Any) -> None:
+                """Write nothing."""
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self._server.server_address[1]
+
+    @contextmanager
+    def config(self, path: Path) -> Iterator[Path]:
+        """Serve within the context, and yield the file *path*, a kubeconfig for it."""
+        path.write_text(CONFIG.format(port=self.port))
+        thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield path
+        finally:
+            self._server.shutdown()
+            thread.join()
+            self._server.server_close()
