@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 from collections.abc import Mapping
 
@@ -32,9 +33,10 @@ class LabelFile:
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
             return
-        # Node feature discovery ignores hidden files.
+        # Node feature discovery ignores hidden files. A process id would be the same in each pod,
+        # and a file may be left over from one that was killed.
         directory, name = os.path.split(self.path)
-        temporary = os.path.join(directory, f".{name}.{os.getpid()}")
+        temporary = os.path.join(directory, f".{name}.{secrets.token_hex(4)}")
         try:
             atomic_replace.replace(self.path, temporary, data, lambda fd: os.fchmod(fd, 0o644))
         except OSError as error:

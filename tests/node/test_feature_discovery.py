@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,8 +11,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from node.fake_api_server import FakeApiServer
 from node.node_host import NodeHost, gpu_lines
 
 PATIENCE_S = 30
@@ -86,6 +89,61 @@ def test_labels_stay_when_the_program_ends(tmp_path: Path) -> None:
         process.communicate()
     assert labels(path)["nvidia.com/gpu.count"] == "1"
     assert [name for name in os.listdir(tmp_path) if name.startswith(".")] == []
+
+
+NODE = "/api/v1/nodes/n1"
+FEATURE = "/apis/nfd.k8s-sigs.io/v1alpha1/namespaces/gpu/nodefeatures/nvidia-features-for-n1"
+
+
+@pytest.mark.parametrize("kind", ["node", "feature"])
+def test_labels_in_the_api_server(tmp_path: Path, kind: str) -> None:
+    """One request applies them all, as ours: labels of others stay."""
+    path, option = (
+        (NODE, "--node-labels") if kind == "node" else (FEATURE, "--use-node-feature-api")
+    )
+    server = FakeApiServer({path: {"kind": "Node", "metadata": {"name": "n1"}}})
+    with server.config(tmp_path / "kubeconfig") as kubeconfig:
+        options = ("--oneshot", option, "--node-name=n1", "--namespace=gpu")
+        done = subprocess.run(
+            command(NodeHost(tmp_path).root, *options, f"--kubeconfig={kubeconfig}"),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE_S,
+        )
+    assert done.returncode == 0, done.stderr
+    ((method, address, body),) = server.requests
+    assert (method, address.partition("?")[0]) == ("PATCH", path)
+    assert "fieldManager=gpu-node" in address
+    document = json.loads(body)
+    published = document["metadata"]["labels"] if kind == "node" else document["spec"]["labels"]
+    assert published[PRODUCT] == "NVIDIA-H100-80GB-HBM3"
+    assert {"nvidia.com/gpu.count", "nvidia.com/gpu.machine"} < set(published)
+
+
+@pytest.mark.parametrize(
+    ("objects", "message"),
+    [
+        ({}, "check the name of the node"),
+        ({NODE: {"kind": "Status", "code": 403, "message": "no rights"}}, "rbac.yaml"),
+        ({NODE: {"kind": "Status", "code": 500, "message": "broken"}}, "log of the API server"),
+    ],
+)
+def test_errors_of_the_api_server(tmp_path: Path, objects: dict[str, Any], message: str) -> None:
+    """One line and a hint; no label is set in part."""
+    with FakeApiServer(objects).config(tmp_path / "kubeconfig") as kubeconfig:
+        options = ("--oneshot", "--node-labels", "--node-name=n1", f"--kubeconfig={kubeconfig}")
+        done = subprocess.run(
+            command(NodeHost(tmp_path).root, *options),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE_S,
+        )
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "\nhint: " in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
