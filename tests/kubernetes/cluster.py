@@ -105,6 +105,26 @@ class Cluster:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
+    def beside(self, *words: str) -> str:
+        """Return what *words* print, run beside the kubelet; raise ClusterError."""
+        holder = (self.state / "holder.pid").read_text().strip()
+        done = subprocess.run(
+            ["nsenter", "-t", holder, "-m", "-n", "-p", "--", *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        if done.returncode != 0:
+            raise ClusterError(f"{' '.join(words)}: {done.stderr.strip()} {done.stdout.strip()}")
+        return done.stdout
+
+    @property
+    def kubeconfig(self) -> str:
+        """The file with the rights of the administrator."""
+        return str(self.state / "admin.kubeconfig")
+
     def get(self, kind: str, name: str) -> dict[str, Any]:
         """Return an object of the API server."""
         document: dict[str, Any] = json.loads(

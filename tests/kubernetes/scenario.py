@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from cluster import Cluster, ClusterError, daemon_set, fail, pod, until
+from cluster import NODE, Cluster, ClusterError, daemon_set, fail, pod, until
 
 BIN = Path(sys.prefix, "bin")
 # Short, since paths of sockets are limited; not in /run, which the cluster has one of its own of.
@@ -25,7 +25,8 @@ CONFIG = WORK / "shared.yaml"
 RESOURCE = "nvidia.com/gpu"
 GPUS = 4
 QUIET_S = 8
-PLUGIN = (str(BIN / "gpu-node"), "device-plugin")
+NODE_PROGRAM = str(BIN / "gpu-node")
+PLUGIN = (NODE_PROGRAM, "device-plugin")
 LOOK = "ls /dev/nvidia[0-9]*; env | grep NVIDIA_VISIBLE; exec sleep 1000"
 SHARED = f"""\
 version: v1
@@ -52,6 +53,7 @@ def life(cluster: Cluster) -> dict[str, Any]:
     with cluster.process(LOG, *PLUGIN, quiet):
         cluster.until_amounts(RESOURCE, GPUS, GPUS)
         results["two"] = started(cluster, "two", 2)
+        results["observed"] = observed(cluster)
         registrations = LOG.read_text().count("is registered with the kubelet")
         cluster.run("restart-kubelet")
         cluster.until_amounts(RESOURCE, GPUS, GPUS)
@@ -66,6 +68,18 @@ def life(cluster: Cluster) -> dict[str, Any]:
         results["back after"] = cluster.until_amounts(RESOURCE, GPUS, GPUS)
     cluster.until_amounts(RESOURCE, GPUS, 0)
     return results
+
+
+def observed(cluster: Cluster) -> dict[str, Any]:
+    """Return what the other services say of the node while a pod has two of its GPUs."""
+    options = ("--node-name", NODE, "--kubeconfig", cluster.kubeconfig)
+    cluster.beside(NODE_PROGRAM, "feature-discovery", "--node-labels", "--oneshot", *options)
+    components = ("--component=plugin,dra", "--json", "--output-dir=")
+    return {
+        "labels": cluster.get("node", NODE)["metadata"]["labels"],
+        "metrics": cluster.beside(NODE_PROGRAM, "exporter", "--once"),
+        "validation": json.loads(cluster.beside(NODE_PROGRAM, "validate", *components, *options)),
+    }
 
 
 def make_sick(gpu: int) -> None:

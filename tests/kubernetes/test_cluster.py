@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from containers import seen
+from prometheus_client.parser import text_string_to_metric_families
 
 SCENARIO = Path(__file__).with_name("scenario.py")
 # A cluster that does not come up must not hold up the other tests.
@@ -30,6 +31,28 @@ def gpus(lines: list[str]) -> set[str]:
 def test_a_pod_gets_exactly_the_gpus_that_it_asks_for(results: dict[str, Any]) -> None:
     """Two of four, by the variable of the plugin and our OCI runtime."""
     assert len(gpus(results["life"]["two"])) == 2
+
+
+def test_the_node_has_labels_and_the_metrics_name_the_pod(results: dict[str, Any]) -> None:
+    """The real API server accepts the labels, and the real kubelet lists the pod's devices."""
+    observed = results["life"]["observed"]
+    assert observed["labels"]["nvidia.com/gpu.count"] == "4"
+    assert observed["labels"]["nvidia.com/gpu.product"] == "NVIDIA-H100-80GB-HBM3"
+    # Labels of others stay.
+    assert observed["labels"]["kubernetes.io/hostname"] == "one"
+    of_pod = {
+        sample.labels["device"]
+        for family in text_string_to_metric_families(observed["metrics"])
+        for sample in family.samples
+        if sample.name == "DCGM_FI_DEV_GPU_TEMP" and sample.labels.get("pod") == "two"
+    }
+    assert {f"/dev/{device}" for device in of_pod} == gpus(results["life"]["two"])
+    assert "gpu_node_pod_mapping_up 1.0" in observed["metrics"]
+    validation = observed["validation"]
+    assert [(item["name"], item["status"]) for item in validation["components"]] == [
+        ("plugin", "ok"),
+        ("dra", "ok"),
+    ]
 
 
 def test_a_restart_of_the_kubelet_takes_no_gpu_from_a_pod(results: dict[str, Any]) -> None:
