@@ -53,7 +53,7 @@ def read(path: str) -> Collectors:
 
 def parse(text: str, path: str) -> Collectors:
     """Return what *text*, that of the file *path*, selects; raise ConfigError, with the line."""
-    known = {metric.name: metric for metric in (*table.DEVICE_METRICS, *table.LABELS)}
+    selectable = {metric.name: metric for metric in (*table.DEVICE_METRICS, *table.LABELS)}
     metrics: dict[str, Metric] = {}
     labels: list[str] = []
     warnings = []
@@ -61,20 +61,20 @@ def parse(text: str, path: str) -> Collectors:
         where = f'"{path}", line {number}'
         if name in metrics or name in labels:
             raise ConfigError(f"{where}: {name} is there twice", "remove one of the lines")
-        if name in known and type_ == table.LABEL:
-            if known[name].type != table.LABEL:
+        if name in selectable and type_ == table.LABEL:
+            if selectable[name].type != table.LABEL:
                 raise ConfigError(f"{where}: {name} is not a label", 'write "gauge" or "counter"')
             labels.append(name)
-        elif name in known and known[name].type != table.LABEL:
-            metrics[name] = replace(known[name], type=type_, help=help_)
-        elif name in known:
+        elif name in selectable and selectable[name].type != table.LABEL:
+            metrics[name] = replace(selectable[name], type=type_, help=help_)
+        elif name in selectable:
             raise ConfigError(f"{where}: {name} is a label", 'write "label" as its type')
         elif name in table.UNAVAILABLE:
             warnings.append(f"{where}: {name} is left out: {table.UNAVAILABLE[name]}")
         elif name.startswith(_PREFIXES):
             warnings.append(f"{where}: {name} is left out: NVML does not report it")
         else:
-            near = difflib.get_close_matches(name, known, 1)
+            near = difflib.get_close_matches(name, selectable, 1)
             raise ConfigError(
                 f'{where}: unknown field "{name}"',
                 f"did you mean {near[0]}?" if near else "see docs/reference/metrics.md",

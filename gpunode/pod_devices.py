@@ -84,7 +84,9 @@ class Uses:
             for uuid, use in self._of(container, frozenset(resources)):
                 # The kubelet lists a device once for each of its NUMA nodes.
                 uses.setdefault(uuid, {})[use] = None
-        self._uses = {uuid: tuple(sorted(found, key=_order)) for uuid, found in uses.items()}
+        self._uses = {
+            uuid: tuple(sorted(of_device, key=_order)) for uuid, of_device in uses.items()
+        }
 
     def of(self, uuid: str) -> tuple[Use, ...]:
         """Return the uses of the GPU or MIG device *uuid*, in a stable order."""
