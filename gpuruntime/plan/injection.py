@@ -139,13 +139,13 @@ def decide(
         return Injection(request, removed=removed)
     try:
         grant = host.grant(request)
-        edits = _completed(grant.edits, request, document, config, host)
+        edits, node_warnings = _completed(grant.edits, request, document, config, host)
     except MISSING_DEVICE_ERRORS as error:
         if config["missing-gpu"] != "warn":
             raise
         warning = f"starts without what it asks for: {error}"
         return Injection(request, removed=engine_hooks, warnings=(warning,), error=error)
-    warnings = [*grant.warnings]
+    warnings = [*grant.warnings, *node_warnings]
     if allows_all(document) and request.ids != ("all",):
         warnings.append("its device rules allow every device, whichever it asks for: privileged")
     edits, notes = _with_environments(edits)
@@ -192,8 +192,11 @@ def _may_have_image_env(hook: Hook) -> bool:
 
 def _completed(
     edits: Edits, request: Request, document: OciConfig, config: Config, host: Host
-) -> Edits:
-    """Return *edits* completed from the host's nodes, after creating missing ones if allowed."""
+) -> tuple[Edits, list[str]]:
+    """Return *edits* completed from the host's nodes, and warnings about the nodes.
+
+    Missing nodes are created first if that is allowed.
+    """
     user_namespace = in_user_namespace(document)
     if user_namespace:
         edits = _without_groups(edits)
@@ -215,13 +218,14 @@ def _completed(
     raise unusable_node.error(failure, edits, request, config, host.read_registry) from failure
 
 
-def _completed_once(edits: Edits, request: Request, *, user_namespace: bool) -> Edits:
-    """Return *edits* completed from the nodes that exist; raise CdiError."""
+def _completed_once(
+    edits: Edits, request: Request, *, user_namespace: bool
+) -> tuple[Edits, list[str]]:
+    """Return *edits* completed from the nodes that exist, and warnings; raise CdiError."""
     completed = complete(edits, user_namespace=user_namespace)
-    if request.is_automatic:
-        # A CDI spec may use other names for the nodes.
-        node_numbers.check(completed)
-    return completed
+    # A CDI spec may use other names for the nodes.
+    warnings = node_numbers.check(completed) if request.is_automatic else []
+    return completed, warnings
 
 
 def _minors(edits: Edits) -> list[int]:

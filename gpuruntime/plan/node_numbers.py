@@ -16,34 +16,67 @@ if TYPE_CHECKING:
     from cdi.wire import Edits
 
 DEVICES = "/proc/devices"
-# The path prefix of a driver's nodes, and the prefix of its names in DEVICES.
-_OWNERS = (("/dev/nvidia", "nvidia"), ("/dev/dri/", "drm"), ("/dev/gdrdrv", "gdrdrv"))
+# The path prefix of the nodes of a driver, and the names under which DEVICES lists it. The
+# longer of two prefixes comes first. The names are those in the sources: nv.c, nv-frontend.c (drivers
+# before 560), nv-caps.c, nv-caps-imex.c, nvlink_linux.c, linux_nvswitch.c and uvm.c of NVIDIA's
+# open-gpu-kernel-modules, nvfs-core.h of gds-nvidia-fs, gdrdrv.c of gdrcopy; drm_drv.c,
+# uverbs_main.c and ucma.c (a misc device) of Linux.
+_OWNERS = (
+    ("/dev/nvidia-caps-imex-channels/", ("nvidia-caps-imex-channels",)),
+    ("/dev/nvidia-caps/", ("nvidia-caps",)),
+    ("/dev/nvidia-fs", ("nvidia-fs",)),
+    ("/dev/nvidia-modeset", ("nvidia-modeset", "nvidia-frontend")),
+    ("/dev/nvidia-nvlink", ("nvidia-nvlink",)),
+    ("/dev/nvidia-nvswitch", ("nvidia-nvswitch",)),
+    ("/dev/nvidia-uvm", ("nvidia-uvm",)),
+    ("/dev/nvidia", ("nvidia", "nvidiactl", "nvidia-frontend")),
+    ("/dev/dri/", ("drm",)),
+    ("/dev/gdrdrv", ("gdrdrv",)),
+    ("/dev/infiniband/rdma_cm", ("misc",)),
+    ("/dev/infiniband/uverbs", ("infiniband_verbs",)),
+)
+_GPU = "/dev/nvidia"
 _MAX_BYTES = 64 << 10
 
 
-def check(edits: Edits, devices: str = DEVICES) -> None:
-    """Raise CdiError "host-device-missing" if a node of completed *edits* is another driver's.
+def check(edits: Edits, devices: str = DEVICES) -> list[str]:
+    """Return warnings about nodes of completed *edits* whose drivers have unknown names.
 
-    Only nodes with the driver's own names are checked. *devices* is the file in which the kernel
-    lists the drivers; nothing is checked if it does not list NVIDIA's.
+    Raises CdiError "host-device-missing" for a node that is another driver's or that no driver
+    has. Only nodes with the drivers' own names are checked. *devices* is the file in which the
+    kernel lists the drivers; nothing is checked if it does not list NVIDIA's.
     """
     majors = _majors(read(devices))
     if not any(name.startswith("nvidia") for names in majors.values() for name in names):
-        return
+        return []
+    warnings = []
     for node in edits.get("deviceNodes") or ():
         path = node["path"]
-        owner = next((name for prefix, name in _OWNERS if path.startswith(prefix)), None)
-        if owner is None:
+        owners = next((names for prefix, names in _OWNERS if path.startswith(prefix)), None)
+        if owners is None:
             continue
         kind, major, minor = node["type"], node.get("major", 0), node.get("minor", 0)
-        gpu = path[len("/dev/nvidia") :] if owner == "nvidia" else ""
-        if (
-            kind not in ("c", "u")
-            or not any(name.startswith(owner) for name in majors.get(major, ()))
-            or (gpu.isdigit() and int(gpu) != minor)
-        ):
-            text = f'"{node.get("hostPath") or path}" is device {kind} {major}:{minor}'
-            raise CdiError("host-device-missing", f"{text}, which does not match its name")
+        names = majors.get(major, []) if kind in ("c", "u") else []
+        gpu = path[len(_GPU) :] if path.startswith(_GPU) else ""
+        is_its_own = any(name in owners for name in names)
+        is_wrong_gpu = is_its_own and gpu.isdigit() and int(gpu) != minor
+        if is_its_own and not is_wrong_gpu:
+            continue
+        text = f'"{node.get("hostPath") or path}" is device {kind} {major}:{minor}'
+        if not is_wrong_gpu and names and not _is_others(names):
+            warnings.append(f'{text}, of the driver "{names[0]}", which is not known to have it')
+            continue
+        raise CdiError("host-device-missing", f"{text}, which does not match its name")
+    return warnings
+
+
+def _is_others(names: list[str]) -> bool:
+    """Return whether one of *names* is that of a driver of other nodes."""
+    if any(name in owners for name in names for _, owners in _OWNERS):
+        return True
+    from gpuruntime.plan.other_drivers import NAMES  # noqa: PLC0415 (only for a strange node)
+
+    return any(name in NAMES for name in names)
 
 
 def _majors(text: str) -> dict[int, list[str]]:
