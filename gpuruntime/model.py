@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 GDS, MOFED, GDRCOPY, NVSWITCH = "gds", "mofed", "gdrcopy", "nvswitch"
 IMEX, MIG_CONFIG, MIG_MONITOR = "imex", "mig-config", "mig-monitor"
 FEATURES = (GDS, MOFED, GDRCOPY, NVSWITCH, IMEX, MIG_CONFIG, MIG_MONITOR)
+# The nodes of features that have nodes of several kinds: the beginnings of their paths.
+KINDS_OF_NODES = {
+    MOFED: ("/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs"),
+    NVSWITCH: ("/dev/nvidia-nvswitchctl",),
+}
 # How GPUs are discovered on a platform: by NVML and device nodes, by Windows' adapters, by the CSV
 # files of a Tegra.
 NVML, WSL, CSV = "nvml", "wsl", "csv"
@@ -83,6 +88,18 @@ class Node(Record):
         self.host_path = host_path
         self.container_path = container_path
         self.group = group
+
+
+def missing_nodes(feature: str, nodes: tuple[Node, ...]) -> str:
+    """Return a sentence about the kinds of nodes that *feature* lacks, "" unless it has others."""
+    missing = [
+        f'"{path}"'
+        for path in KINDS_OF_NODES.get(feature, ())
+        if not any(node.container_path.startswith(path) for node in nodes)
+    ]
+    if not nodes or not missing:
+        return ""
+    return f"{feature} is incomplete: no device node {' or '.join(missing)}"
 
 
 class GpuNodes(Record):

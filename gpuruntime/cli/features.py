@@ -25,11 +25,16 @@ def class_of(mode: str) -> str:
 
 
 def feature_devices(
-    mode: str, ids: tuple[str, ...], inventory: Inventory, style: gpu_edits.Style
+    mode: str,
+    ids: tuple[str, ...],
+    inventory: Inventory,
+    style: gpu_edits.Style,
+    *,
+    with_all: bool = True,
 ) -> list[tuple[str, Edits]]:
-    """Return (name, edits) of the devices of *mode*: for IMEX the channels *ids*, else `all`.
+    """Return (name, edits) of the devices of *mode*.
 
-    Raises DiscoveryError if there is no device node, RequestError for an invalid id, and
+    These are the channels *ids* for IMEX, and `all` of them if *with_all*; else only `all`. Raises DiscoveryError if there is no device node, RequestError for an invalid id, and
     UnresolvedDeviceError for a channel that does not exist.
     """
     nodes = inventory.features[mode]
@@ -42,10 +47,13 @@ def feature_devices(
     if mode == model.IMEX:
         channels = {_number(node.container_path.rpartition("/")[2]): node for node in nodes}
         numbers = list(channels) if devices.ALL in ids else [_number(name) for name in ids]
-        return [
+        named = [
             (str(number), gpu_edits.node_edits([_channel(number, channels)], style))
             for number in dict.fromkeys(numbers)
         ]
+        if with_all:
+            named.append((devices.ALL, gpu_edits.merged(edits for _, edits in named)))
+        return named
     edits = gpu_edits.node_edits(nodes, style)
     if mode == model.GDS and inventory.gds_files:
         edits["mounts"] = [

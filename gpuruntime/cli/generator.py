@@ -288,7 +288,7 @@ def checked(**values: Any) -> GenerateOptions:  # noqa: ANN401 (click's values)
 def discover(chosen: GenerateOptions) -> Inventory:
     """Read the machine for *chosen*; raise ConfigError, DriverError and DiscoveryError."""
     if chosen.mode in features.MODES:
-        return machine.discover_features(chosen.driver_root, chosen.dev_root)
+        return machine.discover_features(chosen.driver_root, chosen.dev_root, chosen.mode)
     inventory = machine.discover(
         chosen.driver_root,
         chosen.dev_root,
@@ -364,7 +364,13 @@ def _parts(chosen: GenerateOptions, inventory: Inventory) -> tuple[list[tuple[st
     """Return the devices, (name, edits), and the edits that they have in common."""
     style = _style(chosen)
     if chosen.mode in features.MODES:
-        named = features.feature_devices(chosen.mode, chosen.device_ids, inventory, style)
+        named = features.feature_devices(
+            chosen.mode,
+            chosen.device_ids,
+            inventory,
+            style,
+            with_all=not chosen.no_all_device,
+        )
         return named, features.feature_edits()
     driver = inventory.driver
     if devices.ALL not in chosen.driver_capabilities:
@@ -404,8 +410,12 @@ def summary(inventory: Inventory, spec: Spec) -> str:
         numbers = ((1, "device for all GPUs"), (files, "file"))
     elif not inventory.driver.libraries:
         # The discovery looked only for features.
-        nodes = [device["containerEdits"].get("deviceNodes", []) for device in spec["devices"]]
-        numbers = ((sum(map(len, nodes)), "device node"),)
+        nodes = {
+            node["path"]
+            for device in spec["devices"]
+            for node in device["containerEdits"].get("deviceNodes", [])
+        }
+        numbers = ((len(nodes), "device node"),)
     missing = "; ".join(problems(inventory)) or "none"
     counts = ", ".join(f"{number} {noun}{'' if number == 1 else 's'}" for number, noun in numbers)
     return f"{counts}; required and missing: {missing}"

@@ -28,6 +28,7 @@ from gpuruntime.model import (
     GpuNodes,
     Inventory,
     LeftOutDevice,
+    missing_nodes,
 )
 
 TYPE_CHECKING = False
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
 # Files for GPUDirect Storage: udev's data about disks, and the settings of cuFile.
 UDEV = "/run/udev"
 CUFILE = "/etc/cufile.json"
+_GDS_FILES = {
+    UDEV: "cuFile cannot tell the kinds of disks",
+    CUFILE: "cuFile uses its own settings",
+}
 # Path of NVML and deadline → the query.
 StartQuery = Callable[[str, float], nvml.Query | nvml.AnsweredQuery]
 
@@ -180,22 +185,28 @@ def _without_nvml(
     return failure if reason is None else DriverError(*reason)
 
 
-def discover_features(driver_root: str, dev_root: str) -> Inventory:
+def discover_features(driver_root: str, dev_root: str, feature: str) -> Inventory:
     """Return an inventory of the nodes of model.FEATURES, without a query of the driver.
 
-    Apart from them it holds only the version of the loaded module, "" if there is none.
-    Raises DiscoveryError.
+    Apart from them it holds only the version of the loaded module, "" if there is none, and as
+    problems the optional parts that *feature* lacks. Raises DiscoveryError.
     """
     root = user_space.DriverRoot(driver_root)
     with _dev_roots(dev_root) as (dev, host):
         features = device_nodes.feature_nodes(dev, host)
     loaded = user_space_version.of_module(root) or user_space_version.of_module(root.host)
+    files = _gds_files(root) if features[GDS] else ()
+    problems = [missing_nodes(feature, features[feature])]
+    if feature == GDS:
+        paths = [file.container_path for file in files]
+        problems += [f'no "{path}": {why}' for path, why in _GDS_FILES.items() if path not in paths]
     return Inventory(
         driver=Driver(version=loaded, libraries=(), files=()),
         gpus=(),
         control_nodes=(),
         features=features,
-        gds_files=_gds_files(root) if features[GDS] else (),
+        gds_files=files,
+        problems=tuple(filter(None, problems)),
     )
 
 
@@ -259,7 +270,7 @@ def _without_mig_devices(gpus: Sequence[GpuNodes]) -> list[str]:
 def _gds_files(root: user_space.DriverRoot) -> tuple[File, ...]:
     """Return the files that GPUDirect Storage needs, below *root* or else on the host."""
     files = []
-    for path in (UDEV, CUFILE):
+    for path in _GDS_FILES:
         for base in dict.fromkeys((root, root.host)):
             real = _real(base, path)
             if real:

@@ -187,6 +187,9 @@ def _feature_nodes(options: DriverOptions, inventory: Inventory, notes: list[str
                 name for name, value in driver_options.FEATURES.items() if value == feature
             )
             notes.append(f"{variable}=enabled adds nothing: the host has no such device node")
+        incomplete = model.missing_nodes(feature, nodes)
+        if incomplete:
+            notes.append(incomplete)
         selected += nodes
     channels = {node.container_path: node for node in inventory.features[model.IMEX]}
     for channel in options.imex:

@@ -46,6 +46,10 @@ FEATURES = {
     ),
 }
 
+# Nodes of the driver "misc", and a number of its that no driver of this machine has.
+_MISC_NODES = ("infiniband/rdma_cm",)
+_MISC = 10, 1048575
+
 
 # The compute capability of the usual GPU, and its brand, NVIDIA, of nvmlBrandType_t.
 ARCH = "9.0"
@@ -149,7 +153,12 @@ class Host(NamedTuple):
         for feature in self.features:
             module, paths = FEATURES[feature]
             major = self.majors[module]
-            nodes += [Node(path, major, minor, 0o666) for minor, path in enumerate(paths)]
+            nodes += [
+                Node(path, *_MISC, 0o666)
+                if path in _MISC_NODES
+                else Node(path, major, minor, 0o666)
+                for minor, path in enumerate(paths)
+            ]
         missing = self.faults_named("nonode")
         return [n for n in nodes if not any(fnmatch.fnmatch(n.path, m) for m in missing)]
 

@@ -528,19 +528,43 @@ def test_features_have_modes_of_their_own(mode: str, nodes: list[str]) -> None:
     assert mounts == (["/run/udev", "/etc/cufile.json"] if mode == "gds" else [])
 
 
+@pytest.mark.parametrize(
+    ("mode", "lack", "told"),
+    [
+        ("mofed", "infiniband/rdma_cm", 'no device node "/dev/infiniband/rdma_cm"'),
+        ("mofed", "infiniband/uverbs*", 'no device node "/dev/infiniband/uverbs"'),
+        ("nvswitch", "nvidia-nvswitchctl", 'no device node "/dev/nvidia-nvswitchctl"'),
+        ("gds", "", 'no "/etc/cufile.json"'),
+    ],
+)
+def test_an_optional_part_of_a_feature_that_is_missing_is_reported(
+    mode: str, lack: str, told: str
+) -> None:
+    """B051: the device has what exists."""
+    done = on_host(
+        f'rm -f /etc/cufile.json; cd /dev; rm -f {lack or "none"}; eval "$GENERATE --mode {mode}"',
+        *("--feature", mode),
+    )
+    assert done.returncode == 0, done.stderr
+    assert told in done.stderr.splitlines()[-1]
+
+
 def test_channels_of_imex_are_devices_by_number() -> None:
-    """Each by itself, for each is another domain's."""
+    """Each by itself, because each belongs to another domain, and all of them."""
     options = ("--feature", "imex")
     every = HOSTS.run('eval "$GENERATE --mode imex --format json"', *options)
     spec = json.loads(every.stdout)
     assert spec["kind"] == "nvidia.com/imex-channel"
-    assert names(spec) == ["0", "10", "2"]
+    assert names(spec) == ["0", "10", "2", "all"]
+    assert len(spec["devices"][3]["containerEdits"]["deviceNodes"]) == 3
+    alone = HOSTS.run('eval "$GENERATE --mode imex --no-all-device --format json"', *options)
+    assert names(json.loads(alone.stdout)) == ["0", "10", "2"]
     path = "/dev/nvidia-caps-imex-channels/channel10"
     assert spec["devices"][1]["containerEdits"] == {
         "deviceNodes": [{"path": path, "permissions": "rw"}]
     }
     some = HOSTS.run('eval "$GENERATE --mode imex --device-id channel2,2 --format json"', *options)
-    assert names(json.loads(some.stdout)) == ["2"]
+    assert names(json.loads(some.stdout)) == ["2", "all"]
     for name, told in (
         ("1", f'IMEX channel 1 not found at "{path[:-2]}1"'),
         ("1048576", "invalid channel ID 1048576: must be in the range [0, 1048575]"),

@@ -180,12 +180,12 @@ def test_storage_needs_files_as_well(machine: Machine) -> None:
     machine.make("nvidia0", *CONTROL)
     (machine.root / "run/udev").mkdir(parents=True)
     machine.write("etc/cufile.json", "{}")
-    assert discover_features(str(machine.root), str(machine.dev)).gds_files == ()
+    assert discover_features(str(machine.root), str(machine.dev), "gds").gds_files == ()
     assert machine.discover().gds_files == ()
     machine.make("nvidia-fs0")
     ours = files(str(machine.root), "/run/udev", "/etc/cufile.json")
     assert machine.discover().gds_files == ours
-    assert discover_features(str(machine.root), str(machine.dev)).gds_files == ours
+    assert discover_features(str(machine.root), str(machine.dev), "gds").gds_files == ours
     # Neither a directory for the file, nor a link for the directory.
     (machine.root / "etc/cufile.json").unlink()
     (machine.root / "etc/cufile.json").mkdir()
@@ -207,7 +207,8 @@ def test_features_need_no_driver(machine: Machine) -> None:
     """The modules of storage and network are others' than the driver's."""
     machine.without_nvml()
     machine.make("infiniband/uverbs0")
-    found = discover_features(str(machine.root), str(machine.dev))
+    found = discover_features(str(machine.root), str(machine.dev), "mofed")
+    assert found.problems == ('mofed is incomplete: no device node "/dev/infiniband/rdma_cm"',)
     assert [node.container_path for node in found.features["mofed"]] == ["/dev/infiniband/uverbs0"]
     assert (found.gpus, found.driver.libraries, found.driver.version) == ((), (), "")
 
