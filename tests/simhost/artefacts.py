@@ -207,7 +207,7 @@ def _build_stub(libraries: Path, library: Library, version: str) -> None:
 
 def _build_nvml(root: Path) -> None:
     flags = ("-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libnvidia-ml.so.1")
-    others = [str(HERE / f"fakenvml_{part}.c") for part in ("conf", "mig", "node")]
+    others = [str(HERE / f"fakenvml_{part}.c") for part in ("conf", "mig", "migwrite", "node")]
     libraries = ("-ldl", "-lpthread")
     _compile(HERE / "fakenvml.c", root / "libnvidia-ml.so.1", *others, *flags, *libraries)
 

@@ -73,6 +73,7 @@ struct gpu {
     int minor;
     int mig_mode;
     int mig_pending;
+    int mig_reset; /* a change of the MIG mode waits for a reset */
     int lost;
     int nobusid;
     int arch_major;

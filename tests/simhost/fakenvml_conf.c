@@ -212,6 +212,10 @@ static void parse_fact(const char *line)
         gpu->compute_mode = first;
     } else if (read == 2 && strcmp(text, "migpending") == 0) {
         gpu->mig_pending = (int)first;
+    } else if (read == 2 && strcmp(text, "migmode") == 0) {
+        gpu->mig_mode = (int)first;
+    } else if (read == 1 && strcmp(text, "migreset") == 0) {
+        gpu->mig_reset = 1;
     }
 }
 

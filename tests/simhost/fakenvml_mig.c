@@ -92,7 +92,12 @@ struct instance_info {
     unsigned size;
 };
 
-/* The handle of a GPU instance is that of its first MIG device. */
+/* fakenvml_migwrite.c: the GPU instances that are lines of their own */
+int written_instance_info(void *handle, struct instance_info *out);
+void *written_instance(int gpu, unsigned id);
+int is_pointer(const void *handle);
+
+/* The handle of a GPU instance without a line of its own is that of its first MIG device. */
 EXPORT nvml_return nvmlDeviceGetGpuInstanceById(void *handle, unsigned id, void **out)
 {
     struct gpu *gpu;
@@ -101,6 +106,9 @@ EXPORT nvml_return nvmlDeviceGetGpuInstanceById(void *handle, unsigned id, void 
     if (as_mig(handle))
         return INVALID_ARGUMENT;
     gpu = gpu_behind(handle);
+    *out = written_instance(gpu->index, id);
+    if (*out)
+        return SUCCESS;
     for (int i = 0; i < MAX_MIGS; i++) {
         if (gpu->migs[i].kind == MIG && gpu->migs[i].gpu_instance == (int)id) {
             *out = &gpu->migs[i];
@@ -114,7 +122,12 @@ EXPORT nvml_return nvmlGpuInstanceGetInfo(void *instance, struct instance_info *
 {
     const struct mig *mig;
 
-    REQUIRE(instance);
+    REQUIRE_INIT();
+    if (written_instance_info(instance, out))
+        return SUCCESS;
+    if (!is_pointer(instance))
+        return INVALID_ARGUMENT;
+    REQUIRE_(usable(__func__, instance));
     mig = as_mig(instance);
     if (!mig)
         return INVALID_ARGUMENT;
