@@ -27,6 +27,10 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         *("gpunode.cli.feature_discovery", "feature_discovery"),
         "Publish labels that describe the GPUs of this node.",
     ),
+    "mig": (
+        *("gpunode.cli.mig", "mig"),
+        "Partition GPUs by MIG, as a file of configs describes.",
+    ),
     "validate": (
         *("gpunode.cli.validate", "validate"),
         "Report whether this node can run pods with GPUs.",

@@ -9,7 +9,7 @@ from pathlib import Path
 TREE = Path(__file__).parents[3]
 DOCUMENT = TREE / "docs" / "reference" / "bug-reports.md"
 # Of the reports that were collected, these have a test.
-REPORTS = {*range(1, 14), *range(15, 24), 27, 28}
+REPORTS = {*range(1, 14), *range(15, 25), 26, 27, 28}
 
 
 def test_every_report_has_a_row_and_each_row_tests_that_exist() -> None:
@@ -17,7 +17,7 @@ def test_every_report_has_a_row_and_each_row_tests_that_exist() -> None:
     rows = re.findall(r"^\| K([0-9]{2}) \| (.*) \|$", DOCUMENT.read_text(), re.MULTILINE)
     assert [int(number) for number, _ in rows] == sorted(REPORTS)
     for number, row in rows:
-        tests = re.findall(r"`((?:unit|node)/[a-z_/]+\.py)::(\w+)`", row)
+        tests = re.findall(r"`((?:unit|node|property)/[a-z_/]+\.py)::(\w+)`", row)
         assert tests, number
         for path, function in tests:
             text = (TREE / "tests" / path).read_text()
