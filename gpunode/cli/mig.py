@@ -312,6 +312,7 @@ def _apply(
     dry_run: bool,
 ) -> None:
     from gpunode.mig import commands, engine, journal, states
+    from gpuruntime.errors import GpuRuntimeError
 
     if dry_run:
         answer = host.state()
@@ -331,8 +332,14 @@ def _apply(
                 click.echo("the change that was cut off is undone", err=True)
             with host.writer() as writer:
                 changed = changer.apply(writer, targets_of(writer.call("state")))
-        finally:
-            hooks.run("apply-exit")
+        except GpuRuntimeError:
+            try:
+                hooks.run("apply-exit")
+            except GpuRuntimeError as second:
+                # The first error is the cause.
+                click.echo(f"warning: {second.lines()}", err=True)
+            raise
+        hooks.run("apply-exit")
     click.echo("MIG configuration applied" if changed else "MIG configuration is already applied")
 
 

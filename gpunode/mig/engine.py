@@ -61,14 +61,21 @@ class Engine:
         """End the change of a call that was cut off; return whether there was one.
 
         The GPUs get their old state, or the new one if only that is possible. Raises
-        GpuRuntimeError if neither is; the journal is then kept.
+        GpuRuntimeError if neither is, or if one of the GPUs does not answer; the journal is then
+        kept.
         """
         changes = journal.load(self._journal)
         if not changes:
             return False
         with self._open_writer() as writer:
             indices = {state.uuid: index for index, state in _states(writer).items()}
-            present = {uuid: indices[uuid] for uuid in changes if uuid in indices}
+            missing = sorted(set(changes) - set(indices))
+            if missing:
+                raise WriteError(
+                    f"a change of MIG was cut off, and {', '.join(missing)} does not answer now",
+                    f'reset the GPU; if it was removed for good, remove "{self._journal}"',
+                )
+            present = {uuid: indices[uuid] for uuid in changes}
             new = {index: changes[uuid][1] for uuid, index in present.items()}
             if not _unmet(_states(writer), new):
                 journal.remove(self._journal)

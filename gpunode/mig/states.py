@@ -14,6 +14,7 @@ from gpunode.layouts import ComputeInstance, GpuInstance, GpuProfile, WantedInst
 from gpunode.mig_config import Entry, MigConfig
 from gpunode.mig_profiles import Profile
 from gpunode.model import NodeGpu
+from gpuruntime.errors import ConfigError
 from gpuruntime.model import Gpu
 
 
@@ -110,7 +111,19 @@ def node_gpus(answer: Sequence[Mapping[str, Any]]) -> list[NodeGpu]:
 def targets_of(
     config: MigConfig, answer: Sequence[Mapping[str, Any]], *, mode_only: bool = False
 ) -> dict[int, Target]:
-    """Return index → target of the GPUs that *config* covers; raise ConfigError."""
+    """Return index → target of the GPUs that *config* covers.
+
+    Raises ConfigError, also if a GPU that does not answer may be one of them: what it is can only
+    be told by its index.
+    """
+    for gpu in answer:
+        if "error" in gpu and any(
+            entry.devices is None or gpu["index"] in entry.devices for entry in config.entries
+        ):
+            raise ConfigError(
+                f"GPU {gpu['index']} does not answer: {gpu['error']}",
+                "reset the GPU, or select a config that names the indices of the others",
+            )
     states = gpu_states(answer)
     targets = {}
     for index, entry in mig_config.wanted_states(config, node_gpus(answer)).items():

@@ -244,6 +244,23 @@ def test_a_change_that_was_cut_off_is_undone_by_the_next_call(mig: Mig) -> None:
     assert mig.run("export").stdout == before
 
 
+def test_a_gpu_that_does_not_answer_is_not_left_out(mig: Mig) -> None:
+    """A config for all GPUs is refused, and a change that was cut off waits for the GPU."""
+    mig.say("fault write-killed 2")
+    assert "could not be restored" in mig.apply("small").stderr
+    mig.forget("fault")
+    mig.say("fault lost 0")
+    result = mig.apply("small")
+    assert result.returncode == 1
+    assert "does not answer" in result.stderr
+    assert "cut off" in mig.run("status").stdout
+    mig.forget("fault")
+    assert mig.apply("small").returncode == 0
+    mig.say("fault lost 1")
+    result = mig.apply("small")
+    assert (result.returncode, "GPU 1 does not answer" in result.stderr) == (1, True)
+
+
 def test_errors_of_the_file_have_line_and_key(mig: Mig) -> None:
     """A profile that the GPU lacks names the nearest one; a wrong key names its line."""
     mig.file.write_text(CONFIGS.replace("1g.10gb", "1g.5gb"))
