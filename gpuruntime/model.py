@@ -25,6 +25,8 @@ KINDS_OF_NODES = {
 # How GPUs are discovered on a platform: by NVML and device nodes, by Windows' adapters, by the CSV
 # files of a Tegra.
 NVML, WSL, CSV = "nvml", "wsl", "csv"
+# The program that users expect in a container.
+SMI = "nvidia-smi"
 # The capability of files that a container gets only if it requests every CSV file.
 ALL_CSV = "csv-mounts"
 
@@ -245,6 +247,13 @@ class Driver(Record):
     def has_program(self, name: str) -> bool:
         """Return whether the program *name* is one of the files."""
         return any(file.container_path.endswith(f"/{name}") for file in self.files)
+
+    @property
+    def missing_program(self) -> str:
+        """A sentence if there is no nvidia-smi and no problem that is about it, else ""."""
+        if self.has_program(SMI) or any(SMI in problem for problem in self.problems):
+            return ""
+        return f'no "{SMI}" on PATH or beside the driver\'s libraries: containers have none'
 
 
 class Inventory(Record):

@@ -32,7 +32,6 @@ from gpuruntime.request.container import Container, Ignored
 from gpuruntime.request.parse import Request
 
 NO_DEVICE = "no device"
-_SMI = "nvidia-smi"
 _NOT_MET = "requirements not met: "
 _MODE = "nvidia-container-runtime.mode"
 
@@ -226,9 +225,10 @@ def _say_host(report: Report, request: Request, host: ExplainHost) -> None:
             if file.error is not None
         ]
     if host.inventory is not None:
-        report.notes += [*host.inventory.problems, *host.inventory.driver.problems]
-        if UTILITY in request.extras.capabilities and not host.inventory.driver.has_program(_SMI):
-            report.notes.append(f'no "{_SMI}" was found on this host: the container has none')
+        driver = host.inventory.driver
+        report.notes += [*host.inventory.problems, *driver.problems]
+        if driver.missing_program and UTILITY in request.extras.capabilities:
+            report.notes.append(driver.missing_program)
     report.requirements = [
         _requirement(text, request, host.inventory) for text in request.extras.requirements
     ]

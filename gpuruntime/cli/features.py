@@ -34,7 +34,8 @@ def feature_devices(
 ) -> list[tuple[str, Edits]]:
     """Return (name, edits) of the devices of *mode*.
 
-    These are the channels *ids* for IMEX, and `all` of them if *with_all*; else only `all`. Raises DiscoveryError if there is no device node, RequestError for an invalid id, and
+    These are the channels *ids* for IMEX, and `all` of them if *with_all*; else only `all`. Raises
+    DiscoveryError if there is no device node, RequestError for an invalid id, and
     UnresolvedDeviceError for a channel that does not exist.
     """
     nodes = inventory.features[mode]

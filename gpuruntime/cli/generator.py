@@ -65,6 +65,7 @@ class GenerateOptions(NamedTuple):
     csv_files: tuple[str, ...] = ()
     csv_ignore_patterns: tuple[str, ...] = ()
     csv_compat_root: str = ""
+    program_search_paths: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -161,6 +162,12 @@ _OPTIONS = (
         cls=CommaOption,
         envvar=_twins("CONFIG_SEARCH_PATHS", "CDI_GENERATE_CONFIG_SEARCH_PATHS"),
         help="Directory of the driver's other files, in place of the usual ones.",
+    ),
+    click.option(
+        *("--program-search-path", "program_search_paths"),
+        cls=CommaOption,
+        envvar=_twins("PROGRAM_SEARCH_PATHS"),
+        help="Directory of the driver's programs, in place of the usual ones and PATH.",
     ),
     click.option(
         "--hook-path",
@@ -296,6 +303,7 @@ def discover(chosen: GenerateOptions) -> Inventory:
         csv=chosen.csv,
         library_search_path=chosen.library_search_paths,
         config_search_path=chosen.config_search_paths,
+        program_search_path=chosen.program_search_paths,
         management=chosen.mode == MANAGEMENT,
     )
     decisive = [name for name in chosen.device_ids if name in (devices.ALL, devices.NONE)]
@@ -332,6 +340,7 @@ def state_of(chosen: GenerateOptions) -> dict[str, Any]:
             chosen.dev_root,
             chosen.library_search_paths,
             chosen.config_search_paths,
+            program_search_paths=chosen.program_search_paths,
             csv=chosen.csv,
         )
     )
@@ -423,7 +432,9 @@ def summary(inventory: Inventory, spec: Spec) -> str:
 
 def problems(inventory: Inventory) -> tuple[str, ...]:
     """Return sentences about missing files, and devices that were left out."""
-    return (*inventory.problems, *inventory.driver.problems)
+    driver = inventory.driver
+    missing = [driver.missing_program] if driver.libraries else []
+    return (*inventory.problems, *driver.problems, *filter(None, missing))
 
 
 def _mode(mode: str) -> str:

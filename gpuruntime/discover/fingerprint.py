@@ -18,6 +18,7 @@ from gpuruntime.discover import (
     driver_table,
     inventory,
     platforms,
+    programs,
     tegra,
     user_space,
 )
@@ -43,12 +44,13 @@ _CONTROL_NODES = (
 )
 
 
-def plan(
+def plan(  # noqa: PLR0913 (options, given by name)
     driver_root: str,
     dev_root: str,
     search_paths: Sequence[str] = (),
     config_search_paths: Sequence[str] = (),
     *,
+    program_search_paths: Sequence[str] = (),
     environment: bool = True,
     csv: tegra.CsvOptions | None = None,
     proc: str = "/proc",
@@ -57,9 +59,10 @@ def plan(
     """Return the probes of the host below both roots, by part, for `probes.read`.
 
     With *environment*, the plan includes the environment variables: for a caller that always runs
-    under the same ones. *csv* are the options for a Tegra. Make a new plan with each inventory: it
-    names the files and GPUs that exist now. Raises DiscoveryError if the driver root cannot be
-    read.
+    under the same ones. It does not include PATH, which differs between a shell and a unit, but
+    the directories that PATH names now. *csv* are the options for a Tegra. Make a new plan with
+    each inventory: it names the files and GPUs that exist now. Raises DiscoveryError if the driver
+    root cannot be read.
     """
     root = user_space.DriverRoot(driver_root)
     dev = os.path.abspath(dev_root).rstrip("/")
@@ -96,7 +99,17 @@ def plan(
                 for name in (places.CUDA_NAME, places.NVML_NAME)
             ),
         ],
-        "programs": [probes.IDENTITY, _programs(root, around)],
+        "programs": [
+            probes.IDENTITY,
+            _programs(
+                programs.places(
+                    root,
+                    around,
+                    program_search_paths,
+                    os.environ.get(user_space.PATH, "") if environment else "",
+                )
+            ),
+        ],
         "other files": [probes.IDENTITY, _existing(others)],
         "firmware path": [probes.CONTENT, _firmware_paths(root, sys)],
         "device nodes": [probes.NODES, [f"{dev}{path}" for path in _CONTROL_NODES]],
@@ -210,16 +223,9 @@ def _loader_configuration(root: user_space.DriverRoot) -> list[str]:
     return _existing(root.host_path(path) for path in places.loader_configuration(root))
 
 
-def _programs(
-    root: user_space.DriverRoot, around: Iterable[tuple[user_space.DriverRoot, str]]
-) -> list[str]:
-    """Return the directories of programs, and the driver's programs in them.
-
-    *around* lists the directories of the driver's libraries.
-    """
-    directories = [root.host_path(path) for path in places.BINARIES]
-    for where, directory in around:
-        directories += [where.host_path(path) for path in places.programs_beside(directory)]
+def _programs(places: Iterable[programs.Place]) -> list[str]:
+    """Return the directories *places* of programs, and the driver's programs in them."""
+    directories = [place.host_path for place in places]
     names = [row.name for row in driver_table.BINARIES]
     files = (f"{directory}/{name}" for directory in directories for name in names)
     return [*_existing(directories), *_only_existing(files)]

@@ -54,6 +54,7 @@ def discover(  # noqa: PLR0913 (options, given by name)
     csv: tegra.CsvOptions | None = None,
     library_search_path: Sequence[str] = (),
     config_search_path: Sequence[str] = (),
+    program_search_path: Sequence[str] = (),
     management: bool = False,
     strict: bool = True,
     environment: bool = True,
@@ -86,6 +87,7 @@ def discover(  # noqa: PLR0913 (options, given by name)
             root,
             library_search_path=library_search_path,
             config_search_path=config_search_path,
+            program_search_path=program_search_path,
             environment=environment,
         )
         response, failure, has_nvml, early_driver = _ask(
@@ -199,7 +201,8 @@ def discover_features(driver_root: str, dev_root: str, feature: str) -> Inventor
     problems = [missing_nodes(feature, features[feature])]
     if feature == GDS:
         paths = [file.container_path for file in files]
-        problems += [f'no "{path}": {why}' for path, why in _GDS_FILES.items() if path not in paths]
+        missing = (path for path in _GDS_FILES if path not in paths)
+        problems += [f'no "{path}": {_GDS_FILES[path]}' for path in missing]
     return Inventory(
         driver=Driver(version=loaded, libraries=(), files=()),
         gpus=(),

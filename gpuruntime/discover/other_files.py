@@ -8,7 +8,7 @@ import posixpath
 import re
 import stat
 
-from gpuruntime.discover import driver_table, search_paths
+from gpuruntime.discover import driver_table, programs, search_paths
 from gpuruntime.discover.root import is_clean_host_path
 from gpuruntime.errors import DiscoveryError
 from gpuruntime.model import File
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     # A directory: the root to resolve it in, and its path there.
     Place = tuple[DriverRoot, str]
 
-_BIN = "/usr/bin"
 _RUN = ("/run", "/var/run")
 MPS_DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108 (the default of MPS)
 # Where Debian puts the libraries of one of several drivers.
@@ -58,33 +57,28 @@ class Finder:
         self.files: dict[tuple[str, str], File] = {}
         self.problems: list[str] = []
 
-    def binaries(self) -> None:
-        """Find each program where PATH finds it first, or else beside the libraries.
+    def binaries(self, search_path: Sequence[str], path: str) -> None:
+        """Find each program in the first of the directories of `programs.places`.
 
-        The file may be the end of a chain of alternatives. In the container it is in the same
-        directory if that is on the PATH of an image, else in /usr/bin.
+        The file may be the end of a chain of alternatives. *search_path*, host paths, replaces the
+        usual directories; *path* is the PATH of the host.
         """
-        usual = [
-            (self._root, path, path if path in search_paths.IMAGE_PATH else _BIN)
-            for path in search_paths.BINARIES
-        ]
-        beside = [
-            (root, path, _BIN)
-            for root, libraries in self._directories
-            for path in search_paths.programs_beside(libraries)
-        ]
+        places = programs.places(self._root, self._directories, search_path, path)
         for row in driver_table.BINARIES:
-            if not any(self._binary(row, *place) for place in (*usual, *beside)):
+            if not any(self._binary(row, place) for place in places):
                 self._private(row)
 
-    def _binary(
-        self, row: driver_table.Row, root: DriverRoot, directory: str, container_directory: str
-    ) -> bool:
-        """Add the program *row* in *directory*, if it is executable; return whether it is."""
-        real = self._file(root, f"{directory}/{row.name}")
-        if not real or not root.is_executable(real):
+    def _binary(self, row: driver_table.Row, place: programs.Place) -> bool:
+        """Add the program *row* in *place*, if it is executable; return whether it is."""
+        real = self._file(place.root, f"{place.path}/{row.name}")
+        if not real or not place.root.is_executable(real):
             return False
-        self._add(root, row, real, f"{container_directory}/{row.name}")
+        try:
+            programs.check(place)
+        except DiscoveryError as error:
+            self.problems.append(f'"{place.host_path}/{row.name}" is left out: {error.message}')
+            return False
+        self._add(place.root, row, real, f"{place.container_path}/{row.name}")
         return True
 
     def configurations(self, search_path: Sequence[str], data_dirs: str) -> None:

@@ -179,7 +179,8 @@ def programs_beside(libraries: str) -> list[str]:
     """Return where a driver can have its programs if its libraries are in *libraries*.
 
     That is "bin" beside "lib", "lib64" or similar; without one, the directory itself and "bin"
-    beside it. No directory of BINARIES is returned.
+    beside it. Libraries in a directory of the driver below "lib" can have programs there, or in
+    the same directory below "libexec". No directory of BINARIES is returned.
     """
     prefix = libraries
     while prefix not in ("", "/") and not _LIBRARY_DIRECTORY.match(posixpath.basename(prefix)):
@@ -187,7 +188,10 @@ def programs_beside(libraries: str) -> list[str]:
     if prefix in ("", "/"):
         candidates = [libraries, posixpath.join(posixpath.dirname(libraries), "bin")]
     else:
-        candidates = [posixpath.join(posixpath.dirname(prefix), "bin")]
+        parent, below = posixpath.dirname(prefix), libraries[len(prefix) + 1 :]
+        candidates = [posixpath.join(parent, "bin")]
+        if below.startswith("nvidia"):
+            candidates += [f"{libraries}/bin", posixpath.join(parent, "libexec", below, "bin")]
     return [path for path in candidates if path != "/" and path not in BINARIES]
 
 

@@ -41,7 +41,8 @@ WELL_KNOWN_ROOTS = (
     "/run/opengl-driver",
 )
 
-# The environment variables that name directories of files.
+PATH = "PATH"
+# The environment variables that name directories of files other than programs.
 VARIABLES = ("XDG_DATA_DIRS", "CUDA_MPS_PIPE_DIRECTORY")
 
 
@@ -143,12 +144,13 @@ def variables() -> dict[str, str]:
     return {name: os.environ.get(name, "") for name in VARIABLES}
 
 
-def find_driver(
+def find_driver(  # noqa: PLR0913 (options, given by name)
     root: DriverRoot,
     driver_version: str | None = None,
     *,
     library_search_path: Sequence[str] = (),
     config_search_path: Sequence[str] = (),
+    program_search_path: Sequence[str] = (),
     kernel_release: str = "",
     native: str = "",
     elsewhere: Sequence[str] = WELL_KNOWN_ROOTS,
@@ -159,8 +161,8 @@ def find_driver(
     Without *driver_version*, the version is that of the loaded module as *root* shows it, or else
     of the libraries in use. The result has the files of every capability, and of all ABIs that a
     machine of ABI *native* runs, by default this machine. Search paths are host paths and replace
-    the usual directories. With *environment*, VARIABLES add directories. Raises DiscoveryError
-    and DriverError.
+    the usual directories. With *environment*, VARIABLES and PATH add directories. Raises
+    DiscoveryError and DriverError.
     """
     native = native or native_abi()
     directories = search_paths.libraries(root, library_search_path, native)
@@ -178,7 +180,8 @@ def find_driver(
         chosen = user_space_version.checked(driver_version)
     driver_libraries, problems = libraries.find(root, directories, chosen, native)
     finder = Finder(root, chosen, native, driver_libraries)
-    finder.binaries()
+    path = os.environ.get(PATH, "") if environment else ""
+    finder.binaries(program_search_path, path)
     settings = variables() if environment else dict.fromkeys(VARIABLES, "")
     finder.configurations(config_search_path, settings["XDG_DATA_DIRS"])
     finder.data()

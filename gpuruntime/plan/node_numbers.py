@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from cdi.wire import Edits
 
 DEVICES = "/proc/devices"
-# The path prefix of the nodes of a driver, and the names under which DEVICES lists it. The
-# longer of two prefixes comes first. The names are those in the sources: nv.c, nv-frontend.c (drivers
+# The path prefix of the nodes of a driver, and the names under which DEVICES lists it. The longer
+# of two prefixes comes first. The names are those in the sources: nv.c, nv-frontend.c (drivers
 # before 560), nv-caps.c, nv-caps-imex.c, nvlink_linux.c, linux_nvswitch.c and uvm.c of NVIDIA's
 # open-gpu-kernel-modules, nvfs-core.h of gds-nvidia-fs, gdrdrv.c of gdrcopy; drm_drv.c,
 # uverbs_main.c and ucma.c (a misc device) of Linux.

@@ -14,7 +14,7 @@ NAMES = frozenset(
         *("fb", "sound", "video4linux", "i2c", "ppdev", "ppp", "alsa", "ptm", "pts", "usb"),
         *("usb_device", "raw", "cpu/msr", "cpu/cpuid", "ttyMAX", "rfcomm", "spi", "ipmidev"),
         *("/dev/vc/0", "/dev/tty", "/dev/console", "/dev/ptmx", "ttyUSB", "ttyACM", "hvc", "drm"),
-        # Numbers that the kernel assigns: alloc_chrdev_region and register_chrdev(0, ...) in Linux.
+        # Numbers that the kernel assigns: alloc_chrdev_region and register_chrdev of Linux.
         *("accel", "aux", "bsg", "cec", "dax", "dma_heap", "fpga_region", "gpiochip", "hidraw"),
         *("iio", "infiniband_mad", "infiniband_verbs", "kfd", "lirc", "media", "mei", "mtd"),
         *("ndctl", "dimmctl", "nvme", "nvme-generic", "pps", "ptp", "remoteproc", "roccat"),

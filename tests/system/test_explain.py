@@ -451,5 +451,5 @@ def test_a_host_without_nvidia_smi(before: str, capability: str, said: bool) -> 
     '{PROGRAMS[0]}' explain --json -e {VISIBLE}=0 -e NVIDIA_DRIVER_CAPABILITIES={capability}
     """
     told = json.loads(on_host("sh", "-euc", script))
-    note = 'no "nvidia-smi" was found on this host: the container has none'
+    note = 'no "nvidia-smi" on PATH or beside the driver\'s libraries: containers have none'
     assert (told["error"], note in told["notes"]) == (None, said)

@@ -16,6 +16,7 @@ from gpuruntime.discover import nvml, search_paths, user_space, user_space_versi
 from gpuruntime.discover.root import Directory, DriverRoot
 from gpuruntime.errors import GpuRuntimeError, LdcacheError
 from gpuruntime.formats import driver_version, ldcache_merge
+from gpuruntime.model import SMI
 
 MODULE = user_space_version.MODULE
 GPUS = "/proc/driver/nvidia/gpus"
@@ -24,7 +25,6 @@ SLOW_S = 2.0
 # Less than the deadline of a check, so that the error can still be reported.
 ANSWER_S = 12.0
 _BRIDGE = "0x0680"
-_SMI = "nvidia-smi"
 # A daemon: its socket below /run, its program, the name of its service.
 _DAEMONS = (
     ("nvidia-persistenced/socket", "nvidia-persistenced", "nvidia-persistenced"),
@@ -153,11 +153,8 @@ def files(machine: ExaminedMachine) -> Iterator[Note]:
         yield fail(what, remedies.REINSTALL_DRIVER)
     for problem in driver.problems:
         yield warn(problem, "install that part of the driver, if containers need it")
-    if not driver.has_program(_SMI):
-        yield warn(
-            f'no "{_SMI}" on PATH or beside the driver\'s libraries: containers have none',
-            f"install the package of the driver that has {_SMI}",
-        )
+    if driver.missing_program:
+        yield warn(driver.missing_program, f"install the package of the driver that has {SMI}")
     elif not damaged and not driver.problems:
         yield ok(f"{len(driver.libraries)} libraries, {len(driver.files)} other files")
 
