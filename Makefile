@@ -192,10 +192,10 @@ install: ## install into $(DESTDIR)$(PREFIX): make install PREFIX=/usr/local DES
 uninstall: ## remove what make install has installed with the same PREFIX and DESTDIR
 	@DESTDIR=$(call quoted,$(DESTDIR)) PREFIX=$(call quoted,$(PREFIX)) scripts/uninstall
 
-# For another architecture name its compiler: CC=aarch64-linux-gnu-gcc.
+# For another architecture name its compiler: CC=aarch64-linux-gnu-gcc. NODE=0 leaves out gpu-node.
 deb: ## build the Debian packages gpuruntime, gpuruntime-nvidia-compat and gpu-node below build/deb
 	@PYTHON='$(PYTHON)' CC='$(CC)' LAUNCHER_FLAGS='$(LAUNCHER_FLAGS)' VERSION='$(OUR_VERSION)' \
-	  DEB_VERSION='$(DEB_VERSION)' scripts/deb
+	  DEB_VERSION='$(DEB_VERSION)' NODE=$(call quoted,$(NODE)) scripts/deb
 
 test-install: setup ## install, use, upgrade, remove and purge the packages in clean roots of Debian 12 and 13
 	@PYTHONPATH=tests:tests/simhost $(BIN)/python tests/packages/clean_roots.py

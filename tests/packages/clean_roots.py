@@ -101,13 +101,14 @@ def mounts_below(directory: Path) -> list[str]:
 # ---- what is made once ----
 
 
-def build_packages() -> None:
-    """Build the packages, and those of a newer version."""
+def build_packages(*more: str) -> None:
+    """Build the packages, and those of a newer version, with *more* variables of `make deb`."""
     shutil.rmtree(PACKAGES, ignore_errors=True)
     built = TREE / "build" / "deb"
     for place, version in (("new", "9.0-1"), ("old", "")):
         done = subprocess.run(
-            ["make", "--no-print-directory", "-C", str(TREE), "deb", f"DEB_VERSION={version}"],
+            ["make", "--no-print-directory", "-C", str(TREE), "deb", f"DEB_VERSION={version}",
+             *more],
             text=True, capture_output=True, check=False,
         )  # fmt: skip
         if done.returncode != 0:

@@ -253,12 +253,14 @@ def test_two_builds_at_once_are_both_whole(unpacked: dict[str, Path]) -> None:
     with ThreadPoolExecutor() as pool:
         done = list(
             pool.map(
-                lambda version: releases.make("deb", f"DEB_VERSION={version}"), ("2-1", "3-1")
+                lambda version: releases.make("deb", f"DEB_VERSION={version}", "NODE=0"),
+                ("2-1", "3-1"),
             )
         )
     assert [one.returncode for one in done] == [0, 0], [one.stderr for one in done]
     files = list((TREE / "build/deb").glob("*.deb"))
     assert len({field(file, "Version") for file in files}) == 1
+    assert {field(file, "Package") for file in files} == {OURS, COMPAT}
     (compat,) = (file for file in files if field(file, "Package") == COMPAT)
     listed = subprocess.run(
         ["dpkg-deb", "-c", str(compat)], capture_output=True, text=True, check=True
@@ -346,6 +348,7 @@ def test_what_cannot_be_is_refused_before_anything_is_removed(tmp_path: Path) ->
         "DEB_VERSION=1|x": 'deb: DEB_VERSION="1|x" is not a Debian version',
         f"CC={compiler}": "deb: the launcher is not for riscv64-linux-gnu",
         "CC=/none/gcc": 'deb: the compiler "/none/gcc" is not installed',
+        "NODE=2": 'deb: NODE="2" is unknown',
     }
     try:
         for option, said in cases.items():

@@ -122,7 +122,7 @@ class Stage:
 
 def prepared(suite: str, *, verbose: bool) -> tuple[Path, Path]:
     """Return the directories of the disk and of the saved machine; make what is missing."""
-    clean_roots.build_packages()
+    clean_roots.build_packages("NODE=0")
     disk = image.make(suite, clean_roots.dependencies())
     files = {
         image.GUEST: "srv/vm/guest",
