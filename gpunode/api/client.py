@@ -51,7 +51,7 @@ def request(what: str) -> Iterator[None]:
         yield
     except ApiError as error:
         hints = {
-            _FORBIDDEN: "give the service account the rights of deploy/base/rbac.yaml",
+            _FORBIDDEN: "give the service account the rights of deploy/base/feature-discovery",
             _NOT_FOUND: "check the name of the node, and that the resource is installed",
         }
         status = error.status.code or 0

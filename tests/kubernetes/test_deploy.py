@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real API server takes the manifests of `deploy/`, and refuses their accounts all else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from containers import seen
+
+SCENARIO = Path(__file__).with_name("deploy.py")
+TIMEOUT_S = 400
+# The one attempt that succeeds, of one account in a pod.
+ALLOWED = "label of ours"
+# Attempts that the rights on nodes allow, and the policy refuses, with its words.
+POLICY = {
+    "label of another node": "node of its own pod only",
+    "label of others": "labels of nvidia.com only",
+    "label removed": "labels of nvidia.com only",
+    "annotation": "nothing but labels",
+    "finalizer": "nothing but labels",
+    "unschedulable": "nothing but labels",
+}
+pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, Any]:
+    """Return the answers of the API server."""
+    return seen.play(program=SCENARIO, host=["--gpus", "2"], timeout=TIMEOUT_S)
+
+
+def test_the_server_takes_every_folder(results: dict[str, Any]) -> None:
+    """By a dry run, which checks fields, rules of admission and expressions."""
+    assert len(results["apply"]) > 5
+    assert set(results["apply"].values()) == {""}
+
+
+@pytest.mark.parametrize("account", ["device-plugin", "exporter"])
+def test_an_account_without_rights_is_refused_all(results: dict[str, Any], account: str) -> None:
+    """Even the label of its own node."""
+    for name, answer in results["rights"][account].items():
+        assert answer.startswith("403: "), name
+
+
+def test_feature_discovery_may_set_our_labels_of_its_own_node(results: dict[str, Any]) -> None:
+    """The control of the test below, and the service itself with this account."""
+    assert results["rights"]["feature-discovery"][ALLOWED] == ""
+    assert results["rights"]["labels"]["nvidia.com/gpu.count"] == "2"
+
+
+def test_feature_discovery_is_refused_all_else(results: dict[str, Any]) -> None:
+    """By its rights, or by the policy where rights cannot say it."""
+    answers = results["rights"]["feature-discovery"]
+    for name in answers.keys() - {ALLOWED}:
+        assert answers[name].startswith(("403: ", "422: ")), name
+        assert POLICY.get(name, "cannot") in answers[name], name
+
+
+def test_a_token_without_a_pod_has_no_node(results: dict[str, Any]) -> None:
+    """Such as one that was made by hand."""
+    assert POLICY["label of another node"] in results["rights"]["without a pod"][ALLOWED]
+
+
+def test_nothing_remains_after_the_folder_was_deleted(results: dict[str, Any]) -> None:
+    """In the API server; labels of nodes are removed by a command of the documents."""
+    assert results["removal"] == []
