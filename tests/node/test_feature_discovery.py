@@ -125,7 +125,7 @@ def test_labels_in_the_api_server(tmp_path: Path, kind: str) -> None:
     ("objects", "message"),
     [
         ({}, "check the name of the node"),
-        ({NODE: {"kind": "Status", "code": 403, "message": "no rights"}}, "deploy/base/feature-discovery"),
+        ({NODE: {"kind": "Status", "code": 403, "message": "no rights"}}, "the rights of deploy/"),
         ({NODE: {"kind": "Status", "code": 500, "message": "broken"}}, "log of the API server"),
     ],
 )
