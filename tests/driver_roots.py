@@ -316,6 +316,103 @@ def _talos(tree: Tree) -> None:
     tree.firmware()
 
 
+def _bottlerocket(tree: Tree) -> None:
+    """Below a sys-root that is a link to /; the cache has the libraries, PATH the programs."""
+    tree.link("/x86_64-bottlerocket-linux-gnu/sys-root", "/")
+    place = "/x86_64-bottlerocket-linux-gnu/sys-root/usr/lib/nvidia/tesla"
+    tree.libraries("/usr/lib/nvidia/tesla", flat=True)
+    tree.cache(
+        *(
+            (library.soname, f"{place}/{library.soname}", "x86-64")
+            for library in ALL
+            if library.soname
+        )
+    )
+    tree.programs("/usr/libexec/nvidia/tesla/bin")
+    tree.configs()
+    tree.firmware()
+
+
+def _cos(tree: Tree) -> None:
+    """In a directory of the installer, named as the driver root (GKE's Container-Optimized OS)."""
+    tree.libraries("/lib64")
+    tree.programs("/bin")
+    tree.configs("vulkan/icd.d/nvidia_icd.json", "share/glvnd/egl_vendor.d/10_nvidia.json")
+    tree.link("/usr/share", "../share")
+    tree.firmware()
+
+
+def _flatcar(tree: Tree) -> None:
+    """In /opt/nvidia, whose current driver is a link; /usr cannot be written."""
+    driver = f"/opt/nvidia/6.6.30/{tree.version}"
+    tree.libraries(f"{driver}/lib64")
+    tree.link("/opt/nvidia/current", f"6.6.30/{tree.version}")
+    tree.file("/etc/ld.so.conf", "include /etc/ld.so.conf.d/*.conf\n")
+    tree.file("/etc/ld.so.conf.d/nvidia.conf", "/opt/nvidia/current/lib64\n")
+    for name in PROGRAMS:
+        tree.file(f"{driver}/bin/{name}", elf(None), 0o755)
+        tree.link(f"/opt/bin/{name}", f"/opt/nvidia/current/bin/{name}")
+    tree.configs(*(f"etc/{path.split('/', 2)[2]}" for path in CONFIGS if "usr/share" in path))
+    tree.firmware()
+
+
+def _ostree(tree: Tree) -> None:
+    """As RHEL, with links from / into /usr and from /opt and /usr/local into /var."""
+    for name in ("lib", "lib64", "bin", "sbin"):
+        tree.directory(f"/usr/{name}")
+        tree.link(f"/{name}", f"usr/{name}")
+    tree.directory("/var/opt")
+    tree.directory("/var/usrlocal/bin")
+    tree.link("/opt", "var/opt")
+    tree.link("/usr/local", "../var/usrlocal")
+    tree.libraries("/usr/lib64")
+    tree.programs()
+    tree.configs()
+    tree.firmware("/usr/lib/firmware")
+
+
+def _gentoo(tree: Tree) -> None:
+    """64 bit in /usr/lib64, programs in /opt/bin."""
+    tree.libraries("/usr/lib64")
+    tree.libraries("/usr/lib", COMPAT32, abi="i386")
+    tree.programs("/opt/bin")
+    tree.configs()
+    tree.firmware()
+
+
+def _void(tree: Tree) -> None:
+    """As Arch; /lib and /bin are links too, and /usr/sbin is one to /usr/bin."""
+    for name in ("lib", "bin"):
+        tree.directory(f"/usr/{name}")
+        tree.link(f"/{name}", f"usr/{name}")
+    for link, target in (("/lib64", "usr/lib"), ("/usr/lib64", "lib"), ("/usr/sbin", "bin")):
+        tree.link(link, target)
+    tree.libraries("/usr/lib")
+    tree.libraries("/usr/lib32", COMPAT32, abi="i386")
+    tree.programs()
+    tree.configs()
+    tree.firmware("/usr/lib/firmware")
+
+
+def _alpine(tree: Tree) -> None:
+    """Have a C library for the driver beside musl, whose loader has a file of directories."""
+    tree.file("/lib/ld-musl-x86_64.so.1", elf("libc.musl-x86_64.so.1"), 0o755)
+    tree.file("/etc/ld-musl-x86_64.path", "/lib:/usr/local/lib:/usr/lib\n/usr/glibc-compat/lib\n")
+    tree.libraries("/usr/glibc-compat/lib")
+    tree.programs("/usr/glibc-compat/bin")
+    tree.configs()
+    tree.firmware()
+
+
+def _prefix(tree: Tree) -> None:
+    """In a prefix of the operator's own, which the loader's configuration names."""
+    tree.libraries("/srv/gpu/550/lib/x86_64")
+    tree.file("/etc/ld.so.conf", "/srv/gpu/550/lib/x86_64\n")
+    tree.programs("/srv/gpu/550/bin")
+    tree.configs()
+    tree.firmware()
+
+
 def _aarch64(tree: Tree) -> None:
     """Multi-arch on 64-bit ARM, with libraries for 32 bit."""
     tree.libraries("/usr/lib/aarch64-linux-gnu", abi="aarch64")
@@ -328,15 +425,23 @@ def _aarch64(tree: Tree) -> None:
 # Name → what makes it.
 LAYOUTS: dict[str, Callable[[Tree], None]] = {
     "aarch64": _aarch64,
+    "alpine": _alpine,
     "arch": _arch,
+    "bottlerocket": _bottlerocket,
     "cache-only": _cache_only,
+    "cos": _cos,
     "debian": _debian,
+    "flatcar": _flatcar,
+    "gentoo": _gentoo,
     "nixos": _nixos,
     "opt": _opt,
+    "ostree": _ostree,
+    "prefix": _prefix,
     "rhel": _rhel,
     "suse": _suse,
     "talos": _talos,
     "ubuntu": _ubuntu,
+    "void": _void,
 }
 
 

@@ -122,7 +122,9 @@ def discover(  # noqa: PLR0913 (options, given by name)
                 cuda_version=response.cuda_version,
                 problems=response.problems,
             )
-        gpus, without_nodes = device_nodes.gpu_nodes(response.gpus, dev, strict=strict, proc=proc)
+        gpus, without_nodes = device_nodes.gpu_nodes(
+            response.gpus, dev, strict=strict, proc=proc, sys=sys
+        )
         failed = left_out_gpus.completed(response.left_out, response.gpus, proc=proc)
         at_fault, kept_away = _unlisted(response.gpus, failed, dev, proc, sys)
         left_out = (*failed, *without_nodes, *at_fault, *kept_away)

@@ -44,8 +44,14 @@ class Place(Record):
 
     @property
     def container_path(self) -> str:
-        """The directory in a container, one that is on the PATH of images."""
-        return self.path if self.path in search_paths.IMAGE_PATH else CONTAINER_DIRECTORY
+        """The directory in a container, one that is on the PATH of images.
+
+        /usr/sbin is a symlink to /usr/bin on some hosts, and not in the image.
+        """
+        directory = self.root.directory(self.path)
+        candidates = [directory.path if directory is not None else "", self.path]
+        on_path = (path for path in candidates if path in search_paths.IMAGE_PATH)
+        return next(on_path, CONTAINER_DIRECTORY)
 
 
 def places(

@@ -21,6 +21,8 @@ MAX_CONF_BYTES = 64 << 10
 MAX_CONF_FILES = 200
 NVML_NAME = "libnvidia-ml.so.1"
 CUDA_NAME = "libcuda.so.1"
+# The machine in the names of musl's files, by ABI.
+_MUSL = {"x86-64": "x86_64", "aarch64": "aarch64"}
 _ABI_OF_MACHINE = {"x86_64": "x86-64", "aarch64": "aarch64"}
 # Each ABI and the ABIs that its machines can run, 64-bit first.
 ABIS = {
@@ -108,7 +110,11 @@ def library_candidates(root: DriverRoot, native: str = "") -> list[str]:
     The directories need not exist.
     """
     if root.loader_directories is None:
-        root.loader_directories = [*_cached(root), *_configured(root, "/etc/ld.so.conf", set())]
+        root.loader_directories = [
+            *_cached(root),
+            *_configured(root, "/etc/ld.so.conf", set()),
+            *_of_musl(root, native),
+        ]
     return list(dict.fromkeys([*root.loader_directories, *_known(native or native_abi())]))
 
 
@@ -175,6 +181,23 @@ def _configured(root: DriverRoot, path: str, files: set[str]) -> list[str]:
     return [path for path in directories if path.startswith("/")]
 
 
+def _musl_path(root: DriverRoot, native: str) -> str:
+    """Return the file with the search path of musl's loader, "" if *root* does not use musl."""
+    machine = _MUSL.get(native or native_abi(), "")
+    has_musl = machine and root.locate(f"/lib/ld-musl-{machine}.so.1")
+    return f"/etc/ld-musl-{machine}.path" if has_musl else ""
+
+
+def _of_musl(root: DriverRoot, native: str) -> list[str]:
+    """Return the directories of musl's loader, [] if *root* does not use musl."""
+    path = _musl_path(root, native)
+    data = (root.read(path, MAX_CONF_BYTES) or b"") if path else b""
+    names = data.decode("utf-8", "surrogateescape").replace(":", "\n").split("\n")
+    return [
+        name.rstrip("/") for name in names[:MAX_CONF_FILES] if len(name) > 1 and name[0] == "/"
+    ]
+
+
 def programs_beside(libraries: str) -> list[str]:
     """Return where a driver can have its programs if its libraries are in *libraries*.
 
@@ -199,7 +222,8 @@ def loader_configuration(root: DriverRoot) -> list[str]:
     """Return the files that configure the loader's search, and the directories of drop-ins."""
     files: set[str] = set()
     _configured(root, "/etc/ld.so.conf", files)
-    return sorted(files)
+    musl = _musl_path(root, "")
+    return sorted({*files, musl} if musl else files)
 
 
 def _matching(root: DriverRoot, pattern: str) -> list[str]:

@@ -18,7 +18,7 @@ from gpuruntime.model import Driver
 from gpuruntime.plan import driver_files, gpu_edits
 
 COMPUTE_ONLY = tuple(library for library in ALL if library.name in ("libcuda", "libnvidia-ml"))
-WITH_32_BIT = ("aarch64", "arch", "debian", "rhel", "ubuntu")
+WITH_32_BIT = ("aarch64", "arch", "debian", "gentoo", "rhel", "ubuntu", "void")
 
 
 def native(layout: str) -> str:

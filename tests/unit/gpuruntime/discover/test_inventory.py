@@ -291,3 +291,52 @@ def test_the_environment_can_be_left_out_of_it(
         found = discover(str(machine.root), str(machine.dev), environment=environment)
         names = [os.path.basename(file.host_path) for file in found.driver.files]
         assert ("nvidia_other.json" in names) == environment
+
+
+SECOND = "gpu GPU-5f1e0000-9a3c-4d27-8b60-0c1d2e3f4a01 1 0000:1b:00.0 81559 0 NVIDIA A100"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "files", "uuids", "drm"),
+    [
+        # A node of one of two GPUs, and no /proc/driver.
+        (("nvidia1",), (), [1], []),
+        (("nvidia0", "nvidia1"), (), [0, 1], []),
+        # DRM in part: the kernel lists two nodes, the guest has one.
+        (
+            ("nvidia0", "dri/renderD129"),
+            (
+                "sys/bus/pci/devices/0000:1a:00.0/drm/card1/dev",
+                "sys/bus/pci/devices/0000:1a:00.0/drm/renderD129/dev",
+            ),
+            [0],
+            ["/dev/dri/renderD129"],
+        ),
+        # The version alone, without the directories of GPUs.
+        (("nvidia0",), ("proc/driver/nvidia/params",), [0], []),
+        (("nvidia0",), ("proc/driver/nvidia/gpus/0000:1a:00.0/information",), [0], []),
+    ],
+)
+def test_a_guest_of_lxc_has_what_exists(
+    machine: Machine,
+    nodes: tuple[str, ...],
+    files: tuple[str, ...],
+    uuids: list[int],
+    drm: list[str],
+) -> None:
+    """Incus and LXC pass on some nodes, and /proc and /sys in part; a GPU without one is named."""
+    machine.say(*GPUS, SECOND)
+    machine.make(*nodes, *CONTROL)
+    for path in files:
+        machine.write(path)
+    found = discover(
+        str(machine.root),
+        str(machine.dev),
+        proc=str(machine.root / "proc"),
+        sys=str(machine.root / "sys"),
+    )
+    assert [item.gpu.index for item in found.gpus] == uuids
+    assert [node.container_path for item in found.gpus for node in item.drm] == drm
+    left_out = [index for index in (0, 1) if index not in uuids]
+    assert [device.name for device in found.left_out] == [str(index) for index in left_out]
+    assert len(found.problems) == len(left_out)
