@@ -35,6 +35,14 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         *("gpunode.cli.validate", "validate"),
         "Report whether this node can run pods with GPUs.",
     ),
+    "install": (
+        *("gpunode.cli.install", "install"),
+        "Install the OCI runtime on a host, and register it with the engine.",
+    ),
+    "uninstall": (
+        *("gpunode.cli.install", "uninstall"),
+        "Restore the engine's config, and remove the OCI runtime.",
+    ),
 }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from gpuruntime.engines import (
     config_paths,
     file_changes,
     file_sets,
-    files,
+    kubelet,
     oci_hook,
     undo_records,
 )
@@ -33,7 +32,6 @@ from gpuruntime.errors import ArgumentError, ConfigError, escape
 SENTINEL = "RUNTIME_SPECIFIC_DEFAULT"
 PROGRAM = "gpu-container-runtime"
 HOOK = "gpu-container-runtime-hook"
-KUBELET = "/var/lib/kubelet/config.yaml"
 DUMP_TIMEOUT_S = 30
 DIFFERENT = 1
 
@@ -223,7 +221,7 @@ class _Options:
             is_default=self.set_as_default,
             has_cdi=self.has_cdi,
             annotations=self.annotations,
-            has_systemd_cgroup=_kubelet_uses_systemd(),
+            has_systemd_cgroup=kubelet.uses_systemd_cgroups(),
         )
         entry.check(is_absolute=engine_config.family != "docker")
         if entry.path.startswith("/") and not os.access(entry.path, os.X_OK) and not self.undo:
@@ -301,15 +299,6 @@ def installed(program: str) -> str:
         if os.access(path, os.X_OK):
             return path
     return os.path.join("/usr/bin", program)
-
-
-def _kubelet_uses_systemd() -> bool:
-    """Return whether the kubelet of this host leaves cgroups to systemd."""
-    try:
-        text = files.read(KUBELET)
-    except ConfigError:
-        return False
-    return re.search(r"^cgroupDriver:\s*[\"']?systemd\b", text or "", re.MULTILINE) is not None
 
 
 def _first_output(commands: list[list[str]]) -> str:

@@ -9,7 +9,6 @@ been configured, and applies the difference to the current file.
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -181,17 +180,18 @@ def undo(changes: Sequence[FileChange], state: str) -> list[str]:
     lines = []
     for change in changes:
         directories = change.record_before.directories if change.record_before else ()
-        if change.after == change.before:
-            lines.append(f'unchanged "{change.path}"')
-        elif change.after is None:
+        if change.after is None and (change.before is not None or directories):
+            # Also without the file: an undo that was killed can have left the directories.
             files.remove(change.path, list(directories))
-            lines.append(f'removed "{change.path}"')
-        else:
+            word = "unchanged" if change.before is None else "removed"
+            lines.append(f'{word} "{change.path}"')
+        elif change.after == change.before:
+            lines.append(f'unchanged "{change.path}"')
+        elif change.after is not None:
             files.replace(change.path, change.after)
             lines.append(f'wrote "{change.path}"')
         if change.record_after is None:
-            if os.path.isdir(state):
-                undo_records.forget(state, change.path)
+            undo_records.forget(state, change.path)
         elif change.record_after != change.record_before:
             undo_records.store(state, change.record_after)
     return lines

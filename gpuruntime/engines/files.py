@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 
 from gpuruntime import atomic_replace
@@ -12,6 +13,8 @@ from gpuruntime.trusted_files import may_trust
 
 MAX_BYTES = 1 << 20
 NEW_FILE_MODE = 0o644
+# Hidden and without the suffix: an engine that reads "*.toml" ignores the partial file.
+_TEMPORARY = ".gpuruntime."
 
 
 def read(path: str, max_bytes: int = MAX_BYTES) -> str | None:
@@ -75,9 +78,22 @@ def remove(path: str, directories: list[str]) -> None:
     for directory in sorted(directories, key=len, reverse=True):
         try:
             os.rmdir(directory)
+        except FileNotFoundError:
+            # A call that was killed has removed it already, but not those around it.
+            continue
         except OSError:
             # The directory has other files, or has been removed by another program.
             return
+
+
+def remove_leftovers(directory: str) -> None:
+    """Remove the partial files that killed processes of ours have left in *directory*."""
+    if not os.path.isdir(directory):
+        return
+    for name in os.listdir(directory):
+        digits = name.removeprefix(_TEMPORARY)
+        if name != digits and re.fullmatch("[0-9a-f]{16}", digits):
+            remove(os.path.join(directory, name), [])
 
 
 def missing_directories(path: str) -> list[str]:
@@ -111,8 +127,7 @@ def _replace(path: str, data: bytes, mode: int) -> None:
         raise ConfigError(f'"{path}" is not a regular file', "name a config file")
     dirfd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        # Hidden and without the suffix: an engine that reads "*.toml" ignores the partial file.
-        temporary = f".gpuruntime.{os.urandom(8).hex()}"
+        temporary = f"{_TEMPORARY}{os.urandom(8).hex()}"
 
         def finish(fd: int) -> None:
             if old_status is not None:
