@@ -22,6 +22,8 @@ _FAMILIES = (
 )
 # PCI classes of GPUs, without the programming interface.
 _MODES = {0x0300: "graphics", 0x0302: "compute"}
+# A value as the API server checks it.
+_VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?\Z")
 _DROPPED = re.compile(r"[^A-Za-z0-9_. \t-]")
 _DRIVER_VERSION = re.compile(r"([0-9]+)\.([0-9]+)(?:\.([0-9]+))?\Z")
 _CUDA_VERSION = re.compile(r"([0-9]+)\.([0-9]+)")
@@ -91,6 +93,11 @@ def valid(text: str, suffix: str = "") -> str:
     """
     joined = "-".join(_DROPPED.sub("", text).split())
     return (joined.strip("-_.")[: MAX_VALUE - len(suffix)] + suffix).strip("-_.")
+
+
+def is_valid(text: str) -> bool:
+    """Return whether *text* can be the value of a label."""
+    return len(text) <= MAX_VALUE and _VALUE.match(text) is not None
 
 
 def family(architecture: str) -> str:

@@ -117,12 +117,13 @@ def exporter(
         from gpunode.services import least_rights  # noqa: PLC0415
 
         connection = least_rights.split(
-            lambda end: pod_resources.forward(end, pod_resources_socket)
+            lambda end: pod_resources.forward(end, pod_resources_socket),
+            least_rights.groups_of_nodes(values["nvidia_driver_root"]),
         )
     elif os.geteuid() == 0:
         from gpunode.services import least_rights  # noqa: PLC0415
 
-        least_rights.drop_rights()
+        least_rights.drop_rights(least_rights.groups_of_nodes(values["nvidia_driver_root"]))
     import asyncio  # noqa: PLC0415 (--help and errors do not need the service)
 
     async def serve() -> None:

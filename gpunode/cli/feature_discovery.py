@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,6 +18,7 @@ from gpunode.config.effective import OptionText
 from gpuruntime.errors import ArgumentError
 
 if TYPE_CHECKING:
+    from gpunode.labels import Machine
     from gpunode.services.feature_discovery import Publisher
 
 OUTPUT_FILE = "/etc/kubernetes/node-feature-discovery/features.d/gfd"
@@ -192,7 +194,8 @@ def feature_discovery(
     """Publish labels that describe the GPUs of this node.
 
     The labels are those of GPU feature discovery. They stay when this program ends, and while the
-    driver does not answer.
+    driver does not answer. If it is started by root, only a process that reads the machine and
+    writes the file remains root: what asks the driver and the API server is the user nobody.
     """
     service_log.start(log_format)
     texts = {
@@ -213,7 +216,23 @@ def feature_discovery(
         values["use_node_feature_api"] = is_pod and not is_file and not values["node_labels"]
     publishers = _publishers(values)
     interval = _seconds(values["sleep_interval"])
-    import asyncio  # noqa: PLC0415 (--help and errors do not need the service)
+    from gpunode import machine  # noqa: PLC0415 (--help and errors do not need the service)
+
+    product_file, output_file = values["machine_type_file"], values["output_file"]
+    read_machine: Callable[[], Machine] = functools.partial(machine.read, product_file)
+    if os.geteuid() == 0:
+        from gpunode.services import label_rights, least_rights  # noqa: PLC0415
+
+        # After the files of the API server's access are read, before a thread is started.
+        connection = least_rights.split(
+            lambda end: label_rights.serve(end, product_file, output_file),
+            least_rights.groups_of_nodes(container_driver_root or nvidia_driver_root or "/"),
+        )
+        root_half = label_rights.RootHalf(connection)
+        read_machine = root_half.machine
+        if _is_file(values) and output_file:
+            publishers = [root_half]
+    import asyncio  # noqa: PLC0415
 
     from gpunode.services.feature_discovery import FeatureDiscovery, Options  # noqa: PLC0415
 
@@ -221,26 +240,27 @@ def feature_discovery(
         service = FeatureDiscovery(
             lambda: load_config(config_file, options),
             publishers,
-            Options(
-                values["oneshot"],
-                not values["no_timestamp"],
-                interval,
-                values["machine_type_file"],
-            ),
+            Options(values["oneshot"], not values["no_timestamp"], interval),
             healthz=healthz,
+            read_machine=read_machine,
         )
         await service.run()
 
     asyncio.run(serve())
 
 
+def _is_file(values: Mapping[str, Any]) -> bool:
+    """Return whether the labels go to a file, or to standard output."""
+    return not values["use_node_feature_api"] and not values["node_labels"]
+
+
 def _publishers(values: Mapping[str, Any]) -> Sequence[Publisher]:
     """Return where the labels are published: in the API server, or in a file."""
     from gpunode.services.label_file import LabelFile  # noqa: PLC0415
 
-    is_feature, is_node = values["use_node_feature_api"], values["node_labels"]
-    if not is_feature and not is_node:
+    if _is_file(values):
         return [LabelFile(values["output_file"])]
+    is_feature, is_node = values["use_node_feature_api"], values["node_labels"]
     name = values["node_name"]
     if not name:
         raise ArgumentError(

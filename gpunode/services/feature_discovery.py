@@ -46,7 +46,6 @@ class Options:
     oneshot: bool = False
     timestamp: bool = True
     interval_s: float | None = 60.0
-    machine_type_file: str = machine.PRODUCT_FILE
 
 
 class FeatureDiscovery:
@@ -60,6 +59,7 @@ class FeatureDiscovery:
         *,
         healthz: str = "",
         watch: Callable[[Roots], Watcher] | None = None,
+        read_machine: Callable[[], labels.Machine] = machine.read,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.load = load
@@ -67,6 +67,7 @@ class FeatureDiscovery:
         self.publishers = publishers
         self.options = options or Options()
         self.watch = watch or (lambda here: Watcher(driver_root=here.driver, dev_root=here.dev))
+        self.read_machine = read_machine
         self.clock = clock
         self.turns = Turns()
         self.probes = probe_server(healthz, self.report) if healthz else None
@@ -118,7 +119,7 @@ class FeatureDiscovery:
                 )
             if self.options.oneshot:
                 return
-        facts = await asyncio.to_thread(machine.read, self.options.machine_type_file)
+        facts = await asyncio.to_thread(self.read_machine)
         current = labels.node_labels(
             update.model,
             facts,

@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gpuruntime.errors import GpuRuntimeError
 from gpuruntime.system import syscalls
@@ -25,12 +25,12 @@ USER = "nobody"
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 
 
-def split(serve: Callable[[socket.socket], None]) -> socket.socket:
+def split(serve: Callable[[socket.socket], None], groups: Sequence[int] = ()) -> socket.socket:
     """Return a connection to a parent process that runs *serve* at the other end of it.
 
-    Only the child returns. If this process is root, the child is the user nobody without
-    capabilities (see drop_rights). The parent ends with the exit status of the child. To be called
-    before anything has started a thread.
+    Only the child returns. If this process is root, the child is the user nobody in *groups*,
+    without capabilities (see drop_rights). The parent ends with the exit status of the child. To
+    be called before anything has started a thread.
     """
     assert threading.active_count() == 1
     ours, theirs = socket.socketpair()
@@ -39,7 +39,7 @@ def split(serve: Callable[[socket.socket], None]) -> socket.socket:
     if pid == 0:
         ours.close()
         if os.geteuid() == 0:
-            drop_rights()
+            drop_rights(groups)
         # After the change of user, which would cancel it.
         syscalls.die_with_parent()
         if os.getppid() != parent:
@@ -55,8 +55,17 @@ def split(serve: Callable[[socket.socket], None]) -> socket.socket:
     os._exit(os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1)
 
 
-def drop_rights() -> None:
-    """Become the user nobody; raise GpuRuntimeError if there is none.
+def groups_of_nodes(root: str) -> list[int]:
+    """Return the group that may use the GPUs' nodes below *root*, if not only root may."""
+    try:
+        group = os.stat(f"{root.rstrip('/')}/dev/nvidiactl").st_gid
+    except OSError:
+        return []
+    return [group] if group else []
+
+
+def drop_rights(groups: Sequence[int] = ()) -> None:
+    """Become the user nobody in *groups*; raise GpuRuntimeError if there is no such user.
 
     Where that user cannot run this program, as in a checkout below /root, this process remains
     the user root, without capabilities.
@@ -67,7 +76,7 @@ def drop_rights() -> None:
         raise GpuRuntimeError(
             f'the user "{USER}" does not exist', f"add {USER} to /etc/passwd"
         ) from error
-    os.setgroups([])
+    os.setgroups(groups)
     os.setresgid(user.pw_gid, user.pw_gid, 0)
     os.setresuid(user.pw_uid, user.pw_uid, 0)
     can_run = os.access(sys.executable, os.X_OK, effective_ids=True) and all(

@@ -24,6 +24,7 @@ import grpc
 import pytest
 from node.fake_kubelet import until
 from node.node_host import NodeHost, uuid
+from node.rights import can_nobody_run, status_of
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpunode.kubelet.proto import pod_resources_pb2 as messages
@@ -186,19 +187,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def can_nobody_run() -> bool:
-    """Return whether the user nobody can run the program under test."""
-    nobody = ("runuser", "-u", "nobody", "--")
-    words = [*nobody, sys.executable, "-c", "import gpunode"]
-    return subprocess.run(words, capture_output=True, check=False).returncode == 0
-
-
-def status_of(pid: int) -> dict[str, str]:
-    """Return the lines of /proc/PID/status."""
-    text = Path(f"/proc/{pid}/status").read_text()
-    return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from node.fake_api_server import FakeApiServer
 from node.node_host import NodeHost, gpu_lines
+from node.rights import can_nobody_run, status_of
 
 PATIENCE_S = 30
 PRODUCT = "nvidia.com/gpu.product"
@@ -42,16 +45,25 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_once(tmp_path: Path) -> None:
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """Yield a directory that every user can search, as the root of a driver is."""
+    path = Path(tempfile.mkdtemp(prefix="f", dir="/tmp"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def test_once(place: Path) -> None:
     """On standard output, in order; the options of the config file count."""
-    host = NodeHost(tmp_path)
-    (tmp_path / "c.yaml").write_text(
+    host = NodeHost(place)
+    (place / "c.yaml").write_text(
         "version: v1\n"
         "flags: {gfd: {oneshot: true}}\n"
         "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n"
     )
     done = subprocess.run(
-        command(host.root, "--output-file=", f"--config-file={tmp_path}/c.yaml"),
+        command(host.root, "--output-file=", f"--config-file={place}/c.yaml"),
         capture_output=True,
         text=True,
         check=True,
@@ -64,11 +76,35 @@ def test_once(tmp_path: Path) -> None:
     assert "nvidia.com/gpu.replicas=4" in lines
 
 
-def test_labels_stay_when_the_program_ends(tmp_path: Path) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_what_asks_the_driver_has_no_rights(place: Path) -> None:
+    """It is nobody, without capabilities; its parent writes to a directory that is root's."""
+    host = NodeHost(place)
+    private = place / "features.d"
+    private.mkdir(0o700)
+    path = private / "gfd"
+    process = subprocess.Popen(command(host.root, f"--output-file={path}"))
+    try:
+        until(lambda: PRODUCT in labels(path))
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+        status = status_of(int(children.split()[0]))
+        assert {status[name].strip("0") for name in ("CapInh", "CapPrm", "CapEff")} == {""}
+        assert status["NoNewPrivs"] == "1"
+        if can_nobody_run():
+            assert "0" not in status["Uid"].split()
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            assert process.wait(5) == 0
+        finally:
+            process.kill()
+
+
+def test_labels_stay_when_the_program_ends(place: Path) -> None:
     """Complaint 23: they come with the driver, follow the GPUs, and are kept."""
-    host = NodeHost(tmp_path)
+    host = NodeHost(place)
     host.remove_libraries()
-    path = tmp_path / "features"
+    path = place / "features"
     process = subprocess.Popen(
         command(host.root, "--fail-on-init-error=false", f"--output-file={path}"),
         stderr=subprocess.PIPE,
@@ -88,7 +124,7 @@ def test_labels_stay_when_the_program_ends(tmp_path: Path) -> None:
         process.kill()
         process.communicate()
     assert labels(path)["nvidia.com/gpu.count"] == "1"
-    assert [name for name in os.listdir(tmp_path) if name.startswith(".")] == []
+    assert [name for name in os.listdir(place) if name.startswith(".")] == []
 
 
 NODE = "/api/v1/nodes/n1"
@@ -96,16 +132,16 @@ FEATURE = "/apis/nfd.k8s-sigs.io/v1alpha1/namespaces/gpu/nodefeatures/nvidia-fea
 
 
 @pytest.mark.parametrize("kind", ["node", "feature"])
-def test_labels_in_the_api_server(tmp_path: Path, kind: str) -> None:
+def test_labels_in_the_api_server(place: Path, kind: str) -> None:
     """One request applies them all, as ours: labels of others stay."""
     path, option = (
         (NODE, "--node-labels") if kind == "node" else (FEATURE, "--use-node-feature-api")
     )
     server = FakeApiServer({path: {"kind": "Node", "metadata": {"name": "n1"}}})
-    with server.config(tmp_path / "kubeconfig") as kubeconfig:
+    with server.config(place / "kubeconfig") as kubeconfig:
         options = ("--oneshot", option, "--node-name=n1", "--namespace=gpu")
         done = subprocess.run(
-            command(NodeHost(tmp_path).root, *options, f"--kubeconfig={kubeconfig}"),
+            command(NodeHost(place).root, *options, f"--kubeconfig={kubeconfig}"),
             capture_output=True,
             text=True,
             check=False,
@@ -129,12 +165,12 @@ def test_labels_in_the_api_server(tmp_path: Path, kind: str) -> None:
         ({NODE: {"kind": "Status", "code": 500, "message": "broken"}}, "log of the API server"),
     ],
 )
-def test_errors_of_the_api_server(tmp_path: Path, objects: dict[str, Any], message: str) -> None:
+def test_errors_of_the_api_server(place: Path, objects: dict[str, Any], message: str) -> None:
     """One line and a hint; no label is set in part."""
-    with FakeApiServer(objects).config(tmp_path / "kubeconfig") as kubeconfig:
+    with FakeApiServer(objects).config(place / "kubeconfig") as kubeconfig:
         options = ("--oneshot", "--node-labels", "--node-name=n1", f"--kubeconfig={kubeconfig}")
         done = subprocess.run(
-            command(NodeHost(tmp_path).root, *options),
+            command(NodeHost(place).root, *options),
             capture_output=True,
             text=True,
             check=False,
@@ -156,11 +192,11 @@ def test_errors_of_the_api_server(tmp_path: Path, objects: dict[str, Any], messa
         (["--mig-strategy=all"], '--mig-strategy is "all"'),
     ],
 )
-def test_errors(tmp_path: Path, options: list[str], message: str) -> None:
+def test_errors(place: Path, options: list[str], message: str) -> None:
     """One line and a hint."""
     environment = {name: os.environ[name] for name in ("PATH",)}
     done = subprocess.run(
-        command(tmp_path, f"--output-file={tmp_path}/f", *options),
+        command(place, f"--output-file={place}/f", *options),
         capture_output=True,
         text=True,
         check=False,
@@ -171,4 +207,4 @@ def test_errors(tmp_path: Path, options: list[str], message: str) -> None:
     assert message in done.stderr
     assert "\nhint: " in done.stderr
     assert "Traceback" not in done.stderr
-    assert not (tmp_path / "f").exists()
+    assert not (place / "f").exists()
