@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which pod a process belongs to, by its cgroup: the kubelet names it after the pod's UID."""
+"""Which pod a process belongs to: the kubelet names its cgroup after the UID of the pod.
+
+The name of the pod with a UID is in the name of its directory of logs.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,9 @@ import re
 
 # `pod<UID>` with cgroupfs; systemd's names have underscores for dashes.
 _POD = re.compile(r"pod([0-9a-f]{8}([-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})(?:\.slice)?(?:/|$)")
+# NAMESPACE_NAME_UID; names of namespaces and pods have no underscore.
+_LOGS = re.compile(r"([^_/]+)_([^_/]+)_([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\Z")
+LOGS = "/var/log/pods"
 _MAX_BYTES = 64 << 10
 
 
@@ -28,3 +34,16 @@ def uid_of(cgroups: str) -> str:
         if match:
             return match[1].replace("_", "-")
     return ""
+
+
+def pods_by_uid(directory: str = LOGS) -> dict[str, tuple[str, str]]:
+    """Return UID → namespace and name of the pods whose logs are below *directory*.
+
+    Empty if it cannot be read.
+    """
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return {}
+    matches = filter(None, map(_LOGS.match, names))
+    return {match[3]: (match[1], match[2]) for match in matches}

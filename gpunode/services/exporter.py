@@ -20,7 +20,7 @@ from gpunode.idle import IdleTimes
 from gpunode.metrics import NodeState, Settings, families
 from gpunode.model import DriverState, DriverStatus, EventKind, NodeModel, Telemetry, Update
 from gpunode.pod_devices import Container, Use, Uses
-from gpunode.pod_processes import pod_of
+from gpunode.pod_processes import LOGS, pod_of, pods_by_uid
 from gpunode.services.healthz import Report, routes
 from gpunode.services.http_server import Answer, HttpServer
 from gpunode.services.turns import Turns
@@ -52,6 +52,7 @@ class Options:
     resources: tuple[str, ...] = ()
     healthz: str = ""
     proc: str = "/proc"
+    pod_logs: str = LOGS
 
 
 class Exporter:
@@ -76,6 +77,7 @@ class Exporter:
         self._measured_at = clock()
         self.containers: Sequence[Container] | None = None
         self.pods_problem = "the kubelet has not been asked yet"
+        self._pods_by_uid: dict[str, tuple[str, str]] = {}
         self.idle = IdleTimes()
         self.last_xids: dict[str, int] = {}
         self.server = HttpServer(
@@ -156,6 +158,7 @@ class Exporter:
             self.containers = None
         else:
             self.pods_problem = ""
+            self._pods_by_uid = await asyncio.to_thread(pods_by_uid, self.options.pod_logs)
 
     def scrape(self) -> bytes:
         """Return the metrics in the text format, from the last values."""
@@ -180,18 +183,16 @@ class Exporter:
         """Return the use that each process belongs to, by the UID of its pod's cgroup."""
         if telemetry is None or uses is None:
             return {}
-        by_uid = {
-            uid: (namespace, pod)
-            for (namespace, pod), uid in self.options.settings.pod_uids.items()
-        }
         process_uses = {}
         for device in telemetry.devices:
             of_device = uses.of(device.uuid)
             pods = {(use.namespace, use.pod) for use in of_device}
             for process in device.processes:
                 uid = pod_of(process.pid, self.options.proc)
-                # Without UIDs, a process in a pod's cgroup is that of the only pod of its device.
-                owner = by_uid.get(uid) or (next(iter(pods)) if uid and len(pods) == 1 else None)
+                owner = self._pods_by_uid.get(uid)
+                if owner is None and uid and len(pods) == 1:
+                    # Without logs, a process of a pod is one of the only pod of its device.
+                    (owner,) = pods
                 use = next((u for u in of_device if (u.namespace, u.pod) == owner), None)
                 if use is not None:
                     process_uses[process.pid] = use
