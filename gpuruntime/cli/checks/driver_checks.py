@@ -12,7 +12,7 @@ from gpuruntime import remedies
 from gpuruntime.cli.checks import elf_files, platform_checks, processes
 from gpuruntime.cli.checks.examined_machine import ExaminedMachine, RootCandidate
 from gpuruntime.cli.checks.finding import Note, fail, ok, warn
-from gpuruntime.discover import nvml, search_paths, user_space, user_space_version
+from gpuruntime.discover import distributions, nvml, search_paths, user_space, user_space_version
 from gpuruntime.discover.root import Directory, DriverRoot
 from gpuruntime.errors import GpuRuntimeError, LdcacheError
 from gpuruntime.formats import driver_version, ldcache_merge
@@ -123,7 +123,9 @@ def libraries(machine: ExaminedMachine) -> Iterator[Note]:
             f'{what}; there is one below "{other_root}"', remedies.other_driver_root(other_root)
         )
     else:
-        yield fail(what, remedies.missing_libraries(machine, loaded(machine), candidate.path))
+        row = distributions.of_host(machine.read, machine.exists)
+        hint = remedies.missing_libraries(machine, loaded(machine), candidate.path)
+        yield fail(what, row.install if row and row.install else hint)
 
 
 def _has_nvml(root: DriverRoot) -> bool:

@@ -10,7 +10,7 @@ from gpuruntime import config as settings
 from gpuruntime import remedies
 from gpuruntime.cli.checks.examined_machine import ExaminedMachine
 from gpuruntime.cli.checks.finding import OK, Note, fail, ok, warn
-from gpuruntime.discover import platforms, search_paths, tegra, wsl
+from gpuruntime.discover import distributions, platforms, search_paths, tegra, wsl
 from gpuruntime.discover.device_nodes import DevRoot
 from gpuruntime.discover.root import DriverRoot
 from gpuruntime.errors import GpuRuntimeError
@@ -41,7 +41,9 @@ def platform(machine: ExaminedMachine) -> Iterator[Note]:
     if mode == NVML:
         marks = platforms.Marks(dxg="", dxcore="", kernel=release, tegra="")
         reason = platforms.missing_wsl(marks)
-        yield fail(*reason) if reason else ok(f"Linux {release}")
+        row = distributions.of_host(machine.read, machine.exists)
+        name = f", {row.name}" if row else ""
+        yield fail(*reason) if reason else ok(f"Linux {release}{name}")
         return
     root = machine.driver_root().open()
     if root is None:
