@@ -7,7 +7,7 @@ Every consumer reads this text as the same document. `lower` drops members for o
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from cdi import annotations as rule
@@ -35,12 +35,17 @@ def spec(
     common: Edits,
     *,
     annotations: dict[str, str] | None = None,
+    device_annotations: Mapping[str, dict[str, str]] | None = None,
 ) -> Spec:
     """Return a document of *kind* with *devices* (name, edits), sorted by name.
 
-    Raises CdiError as `produce` does.
+    *device_annotations* has those of some devices, by name. Raises CdiError as `produce` does.
     """
-    entries = [{"name": name, "containerEdits": edits} for name, edits in devices]
+    by_name = device_annotations or {}
+    entries = [
+        {"name": name, "annotations": by_name.get(name), "containerEdits": edits}
+        for name, edits in devices
+    ]
     return produce(
         {
             "kind": kind,

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 # Features with device nodes other than those of the GPUs; each is requested separately.
 GDS, MOFED, GDRCOPY, NVSWITCH = "gds", "mofed", "gdrcopy", "nvswitch"
 IMEX, MIG_CONFIG, MIG_MONITOR = "imex", "mig-config", "mig-monitor"
-FEATURES = (GDS, MOFED, GDRCOPY, NVSWITCH, IMEX, MIG_CONFIG, MIG_MONITOR)
+# Confidential computing: the nodes by which a guest proves what runs in it.
+CC = "cc"
+FEATURES = (GDS, MOFED, GDRCOPY, NVSWITCH, IMEX, CC, MIG_CONFIG, MIG_MONITOR)
 # The nodes of features that have nodes of several kinds: the beginnings of their paths.
 KINDS_OF_NODES = {
     MOFED: ("/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs"),
@@ -49,12 +51,14 @@ class Gpu(Record):
     *minor* is that of its node /dev/nvidia<minor>; *index* is its NVML index. *bus_id* is the PCI
     address in the form of sysfs, `0000:1a:00.0`. With *mig_enabled* the GPU is used through its
     *mig_devices* only. *architecture* is its compute capability, `8.0`; *brand* has the spelling
-    of requirements, `tesla`. Each of these is "" if NVML does not report it.
+    of requirements, `tesla`. Each of these is "" if NVML does not report it. A *coherent* GPU
+    shares page tables with the processor, as on Grace; its memory is the NUMA node *memory_node*,
+    -1 if it is none.
     """
 
     __slots__ = (
-        *("architecture", "brand", "bus_id", "index", "mig_devices", "mig_enabled"),
-        *("minor", "name", "uuid"),
+        *("architecture", "brand", "bus_id", "coherent", "index", "memory_node", "mig_devices"),
+        *("mig_enabled", "minor", "name", "uuid"),
     )
 
     def __init__(  # noqa: PLR0913 (fields, given by name)
@@ -69,6 +73,8 @@ class Gpu(Record):
         mig_devices: tuple[MigDevice, ...] = (),
         architecture: str = "",
         brand: str = "",
+        coherent: bool = False,
+        memory_node: int = -1,
     ) -> None:
         self.index = index
         self.uuid = uuid
@@ -79,6 +85,8 @@ class Gpu(Record):
         self.mig_devices = mig_devices
         self.architecture = architecture
         self.brand = brand
+        self.coherent = coherent
+        self.memory_node = memory_node
 
 
 class Node(Record):

@@ -73,7 +73,7 @@ _MAX_MODULE_BYTES = 256 << 20
 _GPU_NODE = re.compile(r"nvidia([0-9]{1,6})\Z")
 _CONTROL_NODE = re.compile(r"nvidia(ctl|-uvm|-uvm-tools|-modeset|-caps/nvidia-cap[0-9]+)\Z")
 # Class of a kind → the mode of `cdi generate` that makes it.
-_MODES = {"gds": "gds", "mofed": "mofed", "gdrcopy": "gdrcopy", "nvswitch": "nvswitch"}
+_MODES = {name: name for name in ("gds", "mofed", "gdrcopy", "nvswitch", "cc")}
 _MODES["imex-channel"] = "imex"
 DEFAULT_KIND, _MANAGEMENT_KIND = "nvidia.com/gpu", "management.nvidia.com/gpu"
 

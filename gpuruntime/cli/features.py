@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The modes of `cdi generate` for devices other than GPUs: storage, network, IMEX channels."""
+"""The modes of `cdi generate` for nodes other than those of GPUs: storage, network, channels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuruntime.errors import DiscoveryError, RequestError, UnresolvedDeviceErro
 from gpuruntime.model import Inventory
 from gpuruntime.plan import devices, gpu_edits
 
-MODES = (model.GDS, model.MOFED, model.GDRCOPY, model.NVSWITCH, model.IMEX)
+MODES = (model.GDS, model.MOFED, model.GDRCOPY, model.NVSWITCH, model.IMEX, model.CC)
 # Mode → class in the kind of its devices, if it differs from the name of the mode.
 _CLASSES = {model.IMEX: "imex-channel"}
 _CHANNEL = re.compile(r"(?:channel)?([0-9]{1,9})\Z")

@@ -27,6 +27,9 @@ AUTO, NVML, MANAGEMENT = platforms.AUTO, model.NVML, "management"
 # The modes of discovery by the platform of the machine.
 PLATFORM_MODES = (AUTO, NVML, model.WSL, model.CSV)
 _SINGLE_DEVICE = "disable-multiple-csv-devices"
+# Annotations of a GPU; the first is the incumbent's.
+COHERENT = "gpu.nvidia.com/coherent"
+MEMORY_NODE = "gpuruntime/memory-numa-node"
 INCUMBENTS_HOOK = "nvidia-cdi-hook"
 FEATURES = (
     "disable-ipc-discoverer",
@@ -359,7 +362,11 @@ def document(chosen: GenerateOptions, inventory: Inventory) -> Spec:
         )
     try:
         spec = generate.spec(
-            chosen.kind, named, common, annotations=_annotations(chosen, inventory)
+            chosen.kind,
+            named,
+            common,
+            annotations=_annotations(chosen, inventory),
+            device_annotations=_device_annotations(chosen, inventory),
         )
     except CdiError as error:
         raise SpecError(
@@ -471,6 +478,21 @@ def _annotations(chosen: GenerateOptions, inventory: Inventory) -> dict[str, str
     if not chosen.annotations:
         return None
     return {"gpuruntime/driver-version": inventory.driver.version}
+
+
+def _device_annotations(
+    chosen: GenerateOptions, inventory: Inventory
+) -> dict[str, dict[str, str]]:
+    """Return name → annotations of the full GPUs: whether their memory is coherent, and where."""
+    by_name: dict[str, dict[str, str]] = {}
+    for item in inventory.gpus if chosen.annotations else ():
+        annotations = {COHERENT: "true" if item.gpu.coherent else "false"}
+        if item.gpu.memory_node >= 0:
+            annotations[MEMORY_NODE] = str(item.gpu.memory_node)
+        device = devices.GpuDevice(item)
+        names_of_device = (device.name(strategy) for strategy in chosen.name_strategies)
+        by_name.update((name, annotations) for name in names_of_device if name)
+    return by_name
 
 
 def _lowered(spec: Spec, max_version: str) -> Spec:

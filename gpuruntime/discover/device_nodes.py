@@ -31,9 +31,10 @@ FEATURES = {
     model.GDRCOPY: ("/dev/gdrdrv",),
     model.NVSWITCH: ("/dev/nvidia-nvswitch*",),
     model.IMEX: (f"{CHANNELS}/channel*",),
+    model.CC: ("/dev/sev-guest", "/dev/tdx_guest"),
 }
 # Created by modules that are not part of the driver; a driver container may lack these nodes.
-HOST_FEATURES = (model.GDS, model.MOFED, model.GDRCOPY)
+HOST_FEATURES = (model.GDS, model.MOFED, model.GDRCOPY, model.CC)
 _MIG_FEATURES = {model.MIG_CONFIG: "config", model.MIG_MONITOR: "monitor"}
 # A management container gets all nodes except those of storage and of the NVLink fabric.
 _NOT_MANAGED = ("nvidia-fs", "nvidia-nvswitch", "nvidia-nvlink")

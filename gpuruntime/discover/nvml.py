@@ -24,7 +24,11 @@ from gpuruntime.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
+
+    # The initialised NVML, and the directory of the kernel's files → the response as plain JSON.
+    Describe = Callable[[nvml_calls.Nvml, str], dict[str, Any]]
 
 DEADLINE_S = 30.0
 # A process that sleeps in the kernel without a break for this long before the deadline waits for
@@ -92,16 +96,24 @@ class Query:
     """
 
     def __init__(
-        self, library: str, deadline_s: float = DEADLINE_S, *, proc: str = "/proc"
+        self,
+        library: str,
+        deadline_s: float = DEADLINE_S,
+        *,
+        proc: str = "/proc",
+        describe: Describe = nvml_calls.describe,
     ) -> None:
-        """Start the child; for the arguments and what is raised, see the function `query`."""
+        """Start the child; for the arguments and what is raised, see the function `query`.
+
+        *describe* calls NVML in the child; what it returns is the response.
+        """
         self._library = library
         self._deadline_s = deadline_s
         self._proc = proc
         self._end = time.monotonic() + deadline_s
         try:
             self._child = child_process.fork(
-                lambda writer: _be_child(writer, library, deadline_s, proc)
+                lambda writer: _be_child(writer, library, deadline_s, proc, describe)
             )
         except OSError as error:
             raise NoAnswerError(
@@ -121,6 +133,10 @@ class Query:
 
     def answer(self) -> Answer:
         """Wait for the answer of NVML and return it; for what is raised, see `query`."""
+        return answer_of(self.response())
+
+    def response(self) -> dict[str, Any]:
+        """Wait for the response of the child and return it; for what is raised, see `query`."""
         watched_s = min(_WATCH_S, self._deadline_s * _WATCHED_PART)
         watch = _SleepWatch(self._child.pid, self._end - watched_s, self._end)
         self._is_finished = True
@@ -136,7 +152,7 @@ class Query:
                 message, f"{hint}, and for a CPU limit on the cgroup of the runtime"
             )
         try:
-            response = json.loads(outcome.output)
+            response: dict[str, Any] = json.loads(outcome.output)
         except ValueError:
             raise NoAnswerError(
                 f'"{self._library}" ended the process that asked it, '
@@ -145,7 +161,7 @@ class Query:
             ) from None
         if "error" in response:
             raise failure(self._library, response["error"], response.get("code"), self._proc)
-        return answer_of(response)
+        return response
 
 
 class AnsweredQuery:
@@ -295,13 +311,13 @@ def write_response(response: dict[str, Any]) -> None:
         view = view[os.write(3, view) :]
 
 
-def _be_child(writer: int, library: str, deadline_s: float, proc: str) -> int:
-    """Write the answer of *library* to *writer*, and return the exit status."""
+def _be_child(writer: int, library: str, deadline_s: float, proc: str, describe: Describe) -> int:
+    """Write what *describe* returns of *library* to *writer*, and return the exit status."""
     isolate(writer, deadline_s)
     try:
         library_calls = nvml_calls.Nvml(library)
         library_calls.ask("nvmlInit")
-        response = nvml_calls.describe(library_calls, proc)
+        response = describe(library_calls, proc)
     except nvml_calls.NvmlError as error:
         response = {"error": str(error), "code": error.code}
     except (OSError, ImportError) as error:

@@ -39,6 +39,8 @@ _BRANDS = (
     *("nvidiavapps", "nvidiavpc", "nvidiavcs", "nvidiavws", "nvidiacloudgaming"),
     *("quadrortx", "nvidiartx", "nvidia", "geforcertx", "titanrtx"),
 )
+# nvmlDeviceAddressingModeType_t: the GPU uses the page tables of the processor.
+_ATS = 2
 # NVML documents at most 96 bytes for a name or a UUID.
 _TEXT_BYTES = 4096
 _BUS_ID = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\Z", re.IGNORECASE)
@@ -228,6 +230,7 @@ def _gpu(nvml: Nvml, index: int, proc: str, problems: _Problems) -> dict[str, An
         "bus_id": bus_id,
         "architecture": _architecture(nvml, device),
         "brand": _brand(nvml, device),
+        **_memory(nvml, device),
         "mig_enabled": False,
         "mig_devices": [],
     }
@@ -298,6 +301,14 @@ def _brand(nvml: Nvml, device: object) -> str:
     if number is None:
         return ""
     return _BRANDS[number] if number < len(_BRANDS) else _BRANDS[0]
+
+
+def _memory(nvml: Nvml, device: object) -> dict[str, Any]:
+    """Return whether the GPU shares page tables with the processor, and its NUMA node if so."""
+    if unless_error(nvml.ask, "nvmlDeviceGetAddressingMode", device) != _ATS:
+        return {"coherent": False, "memory_node": -1}
+    node = unless_error(nvml.ask, "nvmlDeviceGetNumaNodeId", device)
+    return {"coherent": True, "memory_node": -1 if node is None else node}
 
 
 def _uuid(nvml: Nvml, device: object, subject: str, problems: _Problems) -> str:

@@ -20,7 +20,7 @@ DEVICES = "/proc/devices"
 # of two prefixes comes first. The names are those in the sources: nv.c, nv-frontend.c (drivers
 # before 560), nv-caps.c, nv-caps-imex.c, nvlink_linux.c, linux_nvswitch.c and uvm.c of NVIDIA's
 # open-gpu-kernel-modules, nvfs-core.h of gds-nvidia-fs, gdrdrv.c of gdrcopy; drm_drv.c,
-# uverbs_main.c and ucma.c (a misc device) of Linux.
+# uverbs_main.c, and ucma.c, sev-guest.c and tdx-guest.c (misc devices) of Linux.
 _OWNERS = (
     ("/dev/nvidia-caps-imex-channels/", ("nvidia-caps-imex-channels",)),
     ("/dev/nvidia-caps/", ("nvidia-caps",)),
@@ -34,6 +34,8 @@ _OWNERS = (
     ("/dev/gdrdrv", ("gdrdrv",)),
     ("/dev/infiniband/rdma_cm", ("misc",)),
     ("/dev/infiniband/uverbs", ("infiniband_verbs",)),
+    ("/dev/sev-guest", ("misc",)),
+    ("/dev/tdx_guest", ("misc",)),
 )
 _GPU = "/dev/nvidia"
 _MAX_BYTES = 64 << 10

@@ -119,6 +119,8 @@ gpu = _record(
     mig_devices=_many(mig_device),
     architecture=_text,
     brand=_text,
+    coherent=_flag,
+    memory_node=_number,
 )
 _node = _record(model.Node, host_path=_text, container_path=_text, group=_number)
 _nodes = _many(_node)

@@ -43,6 +43,8 @@ GPU = st.builds(
     mig_devices=many(MIG),
     architecture=TEXT,
     brand=TEXT,
+    coherent=st.booleans(),
+    memory_node=NUMBER,
 )
 NODE = st.builds(model.Node, host_path=TEXT, container_path=TEXT, group=NUMBER)
 GPU_NODES = st.builds(

@@ -86,6 +86,10 @@ struct gpu {
     unsigned subsystem_id;
     unsigned compute_mode;
     unsigned has_fabric;
+    int fabric_state; /* nvmlGpuFabricState_t, -1 for the usual one */
+    int fabric_status;
+    int addressing; /* nvmlDeviceAddressingModeType_t, 0 if NVML does not support the question */
+    int memory_node; /* -1 for none */
     unsigned clique;
     unsigned char cluster[16];
     unsigned switch_links;

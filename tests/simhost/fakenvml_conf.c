@@ -69,6 +69,8 @@ static void parse_gpu(const char *line)
         .kind = GPU,
         .index = host.gpu_count,
         .arch_major = 9,
+        .fabric_state = -1,
+        .memory_node = -1,
         .brand = 14,
         .mig_pending = -1,
         .device_id = 0x233010de,
@@ -190,6 +192,11 @@ static void parse_fact(const char *line)
         parse_cluster(gpu, text);
         return;
     }
+    if (sscanf(line, "fabricstate %*d %u %u", &first, &second) == 2) {
+        gpu->fabric_state = (int)first;
+        gpu->fabric_status = (int)second;
+        return;
+    }
     if (sscanf(line, "pci %*d %x %x", &first, &second) == 2) {
         gpu->device_id = first;
         gpu->subsystem_id = second;
@@ -204,6 +211,9 @@ static void parse_fact(const char *line)
     } else if (read == 3 && first < MAX_GPUS && strcmp(text, "topology") == 0) {
         gpu->topology[first] = (unsigned char)second;
         host.gpus[first].topology[index] = (unsigned char)second;
+    } else if (read >= 2 && strcmp(text, "addressing") == 0) {
+        gpu->addressing = (int)first;
+        gpu->memory_node = read == 3 ? (int)second : -1;
     } else if (read == 2 && strcmp(text, "brand") == 0) {
         gpu->brand = first;
     } else if (read == 2 && strcmp(text, "nvswitch") == 0) {

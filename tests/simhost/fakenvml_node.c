@@ -103,6 +103,34 @@ EXPORT nvml_return nvmlDeviceGetGpuFabricInfo(void *handle, struct fabric_info *
     memcpy(out->cluster, gpu->cluster, sizeof out->cluster);
     out->clique = gpu->clique;
     out->state = gpu->has_fabric ? FABRIC_COMPLETED : FABRIC_NOT_SUPPORTED;
+    if (gpu->fabric_state >= 0) {
+        out->state = (unsigned)gpu->fabric_state;
+        out->status = gpu->fabric_status;
+    }
+    return SUCCESS;
+}
+
+EXPORT nvml_return nvmlDeviceGetNumaNodeId(void *handle, unsigned *node)
+{
+    REQUIRE(handle);
+    if (gpu_behind(handle)->memory_node < 0)
+        return NOT_SUPPORTED;
+    *node = (unsigned)gpu_behind(handle)->memory_node;
+    return SUCCESS;
+}
+
+/* nvmlDeviceAddressingMode_t */
+struct addressing_mode {
+    unsigned version;
+    unsigned value;
+};
+
+EXPORT nvml_return nvmlDeviceGetAddressingMode(void *handle, struct addressing_mode *out)
+{
+    REQUIRE(handle);
+    if (!gpu_behind(handle)->addressing)
+        return NOT_SUPPORTED;
+    out->value = (unsigned)gpu_behind(handle)->addressing;
     return SUCCESS;
 }
 

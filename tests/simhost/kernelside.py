@@ -40,6 +40,7 @@ FEATURES = {
     "mofed": ("infiniband_verbs", ("infiniband/rdma_cm", "infiniband/uverbs0")),
     "gdrcopy": ("gdrdrv", ("gdrdrv",)),
     "nvswitch": ("nvidia-nvswitch", ("nvidia-nvswitch0", "nvidia-nvswitchctl")),
+    "cc": ("cc-unused", ("tdx_guest",)),
     "imex": (
         "nvidia-caps-imex-channels",
         tuple(f"nvidia-caps-imex-channels/channel{number}" for number in (0, 2, 10)),
@@ -47,7 +48,7 @@ FEATURES = {
 }
 
 # Nodes of the driver "misc", and a number of its that no driver of this machine has.
-_MISC_NODES = ("infiniband/rdma_cm",)
+_MISC_NODES = ("infiniband/rdma_cm", "tdx_guest")
 _MISC = 10, 1048575
 
 

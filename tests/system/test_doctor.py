@@ -906,13 +906,74 @@ def test_a_loader_cache_of_before(host: Host) -> None:
     assert (finding.status, finding.action) == ("warn", 'run "ldconfig"')
 
 
-def test_switches_need_their_daemon(host: Host) -> None:
-    """Without it CUDA fails on every GPU of such a machine."""
+def with_switch(host: Host) -> None:
+    """Have an NVSwitch."""
     host.node("/dev/nvidia-nvswitch0", 234, 0)
-    (finding,) = found(host, "daemons")
-    assert finding.status == "fail"
-    assert finding.action == 'run "systemctl restart nvidia-fabricmanager"'
+
+
+def with_manager(host: Host) -> None:
+    """Have an NVSwitch, and its manager run."""
+    with_switch(host)
     host.process(600, "/usr/bin/nv-fabricmanager", "-c", "x")
+
+
+def with_log(version: str) -> Fault:
+    """Have a fabric manager that has ended because the driver was of *version*."""
+
+    def fault(host: Host) -> None:
+        with_switch(host)
+        line = "fabric manager NVIDIA GPU driver interface version {} don't match with driver "
+        lines = [
+            f"{line}version {{}}. Please update with matching NVIDIA driver package.".format(*pair)
+            for pair in (("525.1.1", "530.2.2"), ("535.1.1", version))
+        ]
+        host.file("/var/log/fabricmanager.log", "\n".join(["x", *lines, "y"]))
+
+    return fault
+
+
+def with_imex(host: Host) -> None:
+    """Have the driver's channels and their daemon, and no channel."""
+    host.file("/proc/devices", "Character devices:\n234 nvidia-caps-imex-channels\n")
+    host.process(700, "/usr/bin/nvidia-imex", "-c", "x")
+
+
+def with_channel(host: Host) -> None:
+    """Have a channel as well."""
+    with_imex(host)
+    host.node("/dev/nvidia-caps-imex-channels/channel0", 234, 0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "what", "action"),
+    [
+        (lambda _: None, "ok", "no NVLink fabric", ""),
+        (with_switch, "fail", "does not run", 'run "systemctl restart nvidia-fabricmanager"'),
+        (with_manager, "ok", "nv-fabricmanager runs", ""),
+        (
+            with_log(VERSION),
+            "fail",
+            f"nv-fabricmanager 535.1.1 does not start with driver {VERSION}",
+            f"install the fabric manager of version {VERSION}",
+        ),
+        # The driver has been replaced since: that line is old.
+        (with_log("531.3.3"), "fail", "does not run", "systemctl restart"),
+        (with_imex, "warn", 'no channel in "/dev/nvidia-caps-imex-channels"', "NVreg_CreateImex"),
+        (with_channel, "ok", "1 IMEX channel", ""),
+    ],
+)
+def test_the_fabric_and_its_manager(
+    host: Host, fault: Fault, status: str, what: str, action: str
+) -> None:
+    """Without it CUDA fails on every GPU of such a machine."""
+    fault(host)
+    (finding,) = found(host, "fabric")
+    assert (finding.status, what in finding.what) == (status, True), finding
+    assert action in (finding.action or "")
+
+
+def test_a_daemon_that_listens(host: Host) -> None:
+    """By the sockets that the kernel lists."""
     assert found(host, "daemons")[0].status == "ok"
     host.socket(PERSISTENCED)
     host.file("/proc/net/unix", f"Num\n0000: 00000002 0 10000 0001 01 55 {PERSISTENCED}\n")

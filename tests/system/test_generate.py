@@ -469,6 +469,7 @@ def test_the_device_none_is_the_driver_alone() -> None:
         ("--mode gdrcopy", '"/dev/gdrdrv"'),
         ("--mode nvswitch", '"/dev/nvidia-nvswitch*"'),
         ("--mode imex", '"/dev/nvidia-caps-imex-channels/channel*"'),
+        ("--mode cc", '"/dev/sev-guest" or "/dev/tdx_guest"'),
         ("--device-name-strategy name", "invalid device name strategy"),
         ("--device-id 99", 'no device "99"'),
         ("--device-id GPU-nonsense", "neither an index nor a UUID"),
@@ -507,6 +508,7 @@ def test_management_mode_has_every_node_and_no_graphics() -> None:
         ("mofed", ["infiniband/rdma_cm", "infiniband/uverbs0"]),
         ("gdrcopy", ["gdrdrv"]),
         ("nvswitch", ["nvidia-nvswitch0", "nvidia-nvswitchctl"]),
+        ("cc", ["tdx_guest"]),
     ],
 )
 def test_features_have_modes_of_their_own(mode: str, nodes: list[str]) -> None:
@@ -619,6 +621,20 @@ def test_what_newer_consumers_understand_is_opted_in() -> None:
     )
     assert json.loads(done.stdout) == generated()
     assert 'left out of the spec: annotation "gpuruntime/driver-version"' in done.stderr
+
+
+def test_coherent_memory_is_an_annotation_of_each_full_gpu() -> None:
+    """The incumbent's, by each name of the GPU; and the NUMA node of its memory."""
+    spec = generated(
+        "--annotations",
+        *("--gpus", "3", "--nvml", "addressing 0 2 4", "--mig", "2:1g.10gb"),
+    )
+    by_name = {device["name"]: device.get("annotations") for device in spec["devices"]}
+    coherent = {"gpu.nvidia.com/coherent": "true", "gpuruntime/memory-numa-node": "4"}
+    assert by_name["0"] == coherent
+    assert [by_name[name] for name in by_name if name.startswith("GPU-")].count(coherent) == 1
+    assert by_name["1"] == {"gpu.nvidia.com/coherent": "false"}
+    assert (by_name["2:0"], by_name["all"]) == (None, None)
 
 
 def test_refresh_writes_only_what_changed() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from gpuruntime.cli.checks import (
     driver_checks,
     engines,
+    fabric_checks,
     nodes,
     oci_hooks,
     platform_checks,
@@ -27,6 +28,7 @@ CHECKS: dict[str, Check] = {
     "gpus": driver_checks.models,
     "sharing": surroundings.sharing,
     "daemons": driver_checks.sockets,
+    "fabric": fabric_checks.fabric,
     "nodes": nodes.nodes,
     "modes": nodes.modes,
     "mig": nodes.mig,

@@ -24,7 +24,6 @@ GPUS = "/proc/driver/nvidia/gpus"
 SLOW_S = 2.0
 # Less than the deadline of a check, so that the error can still be reported.
 ANSWER_S = 12.0
-_BRIDGE = "0x0680"
 # A daemon: its socket below /run, its program, the name of its service.
 _DAEMONS = (
     ("nvidia-persistenced/socket", "nvidia-persistenced", "nvidia-persistenced"),
@@ -255,16 +254,14 @@ def models(machine: ExaminedMachine) -> Iterator[Note]:
 
 def sockets(machine: ExaminedMachine) -> Iterator[Note]:
     """Check whether the driver's daemons listen on their sockets, and run where needed."""
-    has_socket = is_missing = False
+    has_socket = False
     for name, program, service in _DAEMONS:
         path = f"/run/{name}"
         status = machine.status(path)
         runs = bool(processes.running(machine, program))
         restart = f'run "systemctl restart {service}"'
         if status is None:
-            if program == "nv-fabricmanager" and _has_switches(machine) and not runs:
-                is_missing = True
-                yield fail("there are NVSwitches, and nv-fabricmanager does not run", restart)
+            # The check "fabric" reports a fabric manager that does not run.
             continue
         has_socket = True
         if not stat.S_ISSOCK(status.st_mode):
@@ -276,10 +273,5 @@ def sockets(machine: ExaminedMachine) -> Iterator[Note]:
             yield warn(f'no process listens on "{path}", which containers get', restart)
         else:
             yield ok(f'{program} listens on "{path}"')
-    if not (has_socket or is_missing):
-        yield ok("no nvidia-persistenced, and no NVSwitch that needs nv-fabricmanager")
-
-
-def _has_switches(machine: ExaminedMachine) -> bool:
-    nodes = machine.glob("/dev", "nvidia-nvswitch[0-9]*")
-    return bool(nodes or remedies.drivers_on_bus(machine, _BRIDGE))
+    if not has_socket:
+        yield ok("no socket of nvidia-persistenced or nv-fabricmanager")

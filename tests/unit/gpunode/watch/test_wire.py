@@ -24,6 +24,8 @@ GPU = {
     "mig_enabled": True,
     "mig_devices": [],
     "architecture": "9.0",
+    "coherent": False,
+    "memory_node": -1,
     "brand": "nvidia",
 }
 MIG = {"index": 0, "uuid": "MIG-a", "gpu_instance": 7, "compute_instance": 0}

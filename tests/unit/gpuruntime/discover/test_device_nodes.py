@@ -366,6 +366,7 @@ FEATURE_NODES = {
     "gdrcopy": ("gdrdrv",),
     "nvswitch": ("nvidia-nvswitch0", "nvidia-nvswitch1", "nvidia-nvswitchctl"),
     "imex": tuple(f"nvidia-caps-imex-channels/channel{number}" for number in (0, 9, 10, 2047)),
+    "cc": ("sev-guest", "tdx_guest"),
     "mig-config": ("nvidia-caps/nvidia-cap1",),
     "mig-monitor": ("nvidia-caps/nvidia-cap2",),
 }

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from simhost import artefacts, symbols
 
-from gpuruntime.discover import nvml
+from gpuruntime.discover import nvml, nvml_fabric
 from gpuruntime.errors import DriverError
 from gpuruntime.model import Gpu, MigDevice
 
@@ -274,6 +274,45 @@ def test_facts_that_nobody_tells_cost_no_gpu(install: Install, code: int) -> Non
     )
     assert list(answer.gpus) == gpus(brand="", architecture="")
     assert answer.problems == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "memory"),
+    [
+        ("addressing 1 2 5", (True, 5)),
+        ("addressing 1 2", (True, -1)),
+        # HMM: the page tables are not shared.
+        ("addressing 1 1 5", (False, -1)),
+        ("fault fails nvmlDeviceGetAddressingMode 999", (False, -1)),
+    ],
+)
+def test_memory_that_is_coherent(install: Install, line: str, memory: tuple[bool, int]) -> None:
+    """On Grace: the GPU shares page tables, and its memory is a NUMA node."""
+    gpus_of_answer = nvml.query(install(line)).gpus
+    assert [(gpu.coherent, gpu.memory_node) for gpu in gpus_of_answer] == [
+        (False, -1),
+        memory,
+        (False, -1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "states"),
+    [
+        ((), []),
+        (("fabric 1 00112233-4455-6677-8899-aabbccddeeff 1",), [(1, 3, 0)]),
+        (("fabricstate 0 1 0", "fabricstate 1 2 0", "fabricstate 2 3 999"),
+         [(0, 1, 0), (1, 2, 0), (2, 3, 999)]),
+        (("fabricstate 0 1 0", "fault lost 0", "fabricstate 1 3 0"), [(1, 3, 0)]),
+        (("fault fails nvmlDeviceGetGpuFabricInfo 13",), []),
+    ],
+)  # fmt: skip
+def test_the_state_of_the_fabric(
+    install: Install, lines: tuple[str, ...], states: list[tuple[int, int, int]]
+) -> None:
+    """Of each GPU that has one; a lost GPU and an old NVML are left out."""
+    rows = nvml_fabric.query(install(*lines), 10)
+    assert [(row.index, row.state, row.status) for row in rows] == states
 
 
 @pytest.mark.parametrize(
@@ -559,7 +598,7 @@ def test_descriptors_of_the_parent_s_garbage_are_no_longer_its(install: Install)
     """The child's answer goes where the parent may have had a directory open."""
     script = f"""
 import gc, os
-from gpuruntime.discover import nvml
+from gpuruntime.discover import nvml, nvml_fabric
 class Owner:
     def __init__(self):
         self.itself, self.fd = self, os.open("/", os.O_RDONLY)
@@ -579,7 +618,7 @@ def test_pynvml_is_imported_only_by_the_process_that_asks(install: Install) -> N
     """It is large, and its users in this process, if any, ask another library."""
     script = f"""
 import sys
-from gpuruntime.discover import nvml
+from gpuruntime.discover import nvml, nvml_fabric
 nvml.query({install()!r})
 print("pynvml" in sys.modules)
 """
@@ -592,7 +631,7 @@ def test_without_pynvml_there_is_an_error(install: Install) -> None:
     script = f"""
 import sys
 sys.modules["pynvml"] = None
-from gpuruntime.discover import nvml
+from gpuruntime.discover import nvml, nvml_fabric
 from gpuruntime.errors import DriverError
 try:
     nvml.query({install()!r})
