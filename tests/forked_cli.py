@@ -40,9 +40,12 @@ class Server:
     def __init__(self) -> None:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", __file__, str(theirs.fileno())],
-                cwd=TREE, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
+            # Not a child of this process, whose tests wait for all of their children. It ends with
+            # the other end of the socket.
+            program = [sys.executable, "-P", __file__, str(theirs.fileno())]
+            subprocess.run(
+                ["sh", "-c", '"$@" &', "sh", *program],
+                cwd=TREE, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], check=True,
             )  # fmt: skip
 
     def start(self, request: dict[str, Any], streams: list[int]) -> int:
@@ -70,9 +73,10 @@ class Server:
         return data
 
     def stop(self) -> None:
-        """End the server."""
+        """End the server, and wait until it has ended."""
+        self.socket.shutdown(socket.SHUT_WR)
+        self.socket.recv(1)
         self.socket.close()
-        self.process.wait()
 
 
 _SERVERS: dict[int, Server] = {}

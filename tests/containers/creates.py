@@ -162,8 +162,10 @@ def count_questions() -> None:
     counted = WORK / library.name
     run(
         *("gcc", "-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libnvidia-ml.so.1"),
-        *("-I", TREE / "tests" / "simhost"),
-        *("-o", counted, Path(__file__).with_name("counted.c"), "-ldl"),
+        *("-I", TREE / "tests" / "simhost", "-o", counted, Path(__file__).with_name("counted.c")),
+        # What counted.c includes is the first of these files.
+        *sorted((TREE / "tests" / "simhost").glob("fakenvml_*.c")),
+        *("-ldl", "-lpthread"),
     )
     library.unlink()
     shutil.copy(counted, library)

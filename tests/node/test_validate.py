@@ -74,7 +74,12 @@ def slices(devices: int) -> dict[str, Any]:
             "two pods can get one GPU",
         ),
         ({}, 1, {"plugin": "fail", "dra": "fail"}, "not found"),
-        ({NODE: {"code": 403, "message": "no rights"}}, 1, {"plugin": "fail"}, "rbac.yaml"),
+        (
+            {NODE: {"code": 403, "message": "no rights"}},
+            1,
+            {"plugin": "fail"},
+            "the rights of deploy/",
+        ),
     ],
 )
 def test_what_the_cluster_has_of_the_node(

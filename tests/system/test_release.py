@@ -143,7 +143,11 @@ def test_what_is_published(release: Path) -> None:
         r"gpuruntime-[\d.]+\.tar\.gz",
     ]
     if shutil.which("dpkg-deb"):
-        wanted += [r"gpuruntime-nvidia-compat_[\w.-]+\.deb", r"gpuruntime_[\w.-]+\.deb"]
+        wanted += [
+            r"gpuruntime-nvidia-compat_[\w.-]+\.deb",
+            r"gpuruntime_[\w.-]+\.deb",
+            r"gpu-node_[\w.-]+\.deb",
+        ]
     assert len(names) == len(wanted)
     for pattern in wanted:
         assert [name for name in names if re.fullmatch(pattern, name)], pattern

@@ -75,12 +75,12 @@ def parts(record: Path) -> dict[str, bytes]:
     return found
 
 
-def test_top_level_names_are_exactly_three(venv: Path) -> None:
+def test_top_level_names_are_exactly_four(venv: Path) -> None:
     """Generic names in a site-packages collide; no dependency may bring one of ours either."""
     (site,) = venv.glob("lib/python3.*/site-packages")
     (record,) = site.glob("gpuruntime-*.dist-info/RECORD")
     tops = {line.split("/")[0] for line in record.read_text().splitlines() if line[:3] != "../"}
-    assert tops == {"cdi", "gpuruntime", "hooks", record.parent.name}
+    assert tops == {"cdi", "gpunode", "gpuruntime", "hooks", record.parent.name}
     programs = {path.name for path in (venv / "bin").iterdir() if os.access(path, os.X_OK)}
     assert {*ROLES, "gpuruntime"} <= programs
 
