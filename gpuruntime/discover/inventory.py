@@ -201,7 +201,7 @@ def discover_features(driver_root: str, dev_root: str, feature: str) -> Inventor
     loaded = user_space_version.of_module(root) or user_space_version.of_module(root.host)
     files = _gds_files(root) if features[GDS] else ()
     problems = [missing_nodes(feature, features[feature])]
-    if feature == GDS:
+    if feature == GDS and features[GDS]:
         paths = [file.container_path for file in files]
         missing = (path for path in _GDS_FILES if path not in paths)
         problems += [f'no "{path}": {_GDS_FILES[path]}' for path in missing]
