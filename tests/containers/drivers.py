@@ -124,11 +124,12 @@ def environment(devices: str | None, more: Sequence[str] = ()) -> list[str]:
 class Bundle:
     """runc or crun without an engine, on bundles with a /proc/driver as of a real driver.
 
-    *prestart* are the prestart hooks that an engine adds.
+    *prestart* are the prestart hooks that an engine adds; *program* is the runtime in front.
     """
 
-    def __init__(self, work: Path, lowlevel: str = "runc") -> None:
+    def __init__(self, work: Path, lowlevel: str = "runc", program: str = OURS) -> None:
         self.work = work
+        self.program = program
         self.lowlevel = lowlevel
         self.count = 0
         self.prestart: list[dict[str, Any]] = []
@@ -149,7 +150,7 @@ class Bundle:
         """
         self.count += 1
         bundle = self._make(environment(devices, more))
-        program = self.lowlevel if plain else OURS
+        program = self.lowlevel if plain else self.program
         name = f"look-{self.count}"
         out = bundle / "output"
         errors = bundle / "errors"

@@ -53,6 +53,7 @@ from ways import (
 WORK = Path("/run/gpuruntime-test")
 SPEC = "/etc/cdi/nvidia.json"
 CONFIG = Path("/etc/gpuruntime/config.toml")
+CDI_HOOK = "nvidia-ctk.path"
 # Options of `cdi generate` for the specs of the ways.
 SPEC_OPTIONS: tuple[tuple[str, ...], ...] = ((), ("--separate-hooks",))
 WITH_CRUN = {"nvidia-container-runtime.runtimes": ["crun"]}
@@ -106,6 +107,27 @@ def runc_v2() -> dict[str, Any]:
     restrict_a_node()
     cgroup2_alone()
     return go_all(Bundle(WORK), WAYS)
+
+
+def emulated(emulator: str, launcher: str) -> dict[str, Any]:
+    """Use runc, and a *launcher* of another architecture as the runtime and as the hook.
+
+    The result "called" has the names under which it was started.
+    """
+    cgroup2_alone()
+    called = WORK / "called"
+    programs = {}
+    for name in ("gpu-container-runtime", "gpu-cdi-hook"):
+        path = WORK / name
+        path.write_text(
+            f'#!/bin/sh\necho {name} >> {called}\nexec {emulator} -0 {path} {launcher} "$@"\n'
+        )
+        path.chmod(0o755)
+        programs[name] = str(path)
+    engine = Bundle(WORK, program=programs["gpu-container-runtime"])
+    # The CDI specs of the other ways name the hook of this architecture.
+    results = go_all(engine, ("auto", "unasked"), **{CDI_HOOK: programs["gpu-cdi-hook"]})
+    return {**results, "called": sorted(set(called.read_text().split()))}
 
 
 def crun() -> dict[str, Any]:
@@ -393,6 +415,7 @@ SCENARIOS = {
     "runc-v2": runc_v2,
     "crun": crun,
     "legacy": legacy,
+    "emulated": emulated,
     "docker": docker,
     "docker-v2": docker_v2,
     "docker-remapped": docker_remapped,

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from containers import seen
+from containers.ways import WAYS
 from launcher import (
     test_choice_of_runtime,
     test_command_lines,
@@ -24,7 +26,15 @@ from launcher import (
     test_interpreter,
     test_roles,
 )
-from launcher.conftest import Bench, Workshop
+from launcher.conftest import (
+    FREESTANDING,
+    LAUNCHER,
+    VERSION,
+    Bench,
+    Workshop,
+    compile_c,
+    constants,
+)
 
 if TYPE_CHECKING:
     from launcher.conftest import Outcome
@@ -155,3 +165,21 @@ def test_the_emulated_is_for_aarch64(bench: Bench) -> None:
 def test_what_is_left_out_exists(missing: str) -> None:
     """A test that was renamed would be left out no more, or for ever."""
     assert any(hasattr(module, missing) for module in MODULES)
+
+
+@pytest.mark.system("runc")
+def test_a_container_by_the_emulated_launcher(tmp_path: Path) -> None:
+    """The whole way: the runtime, the hook and the container's files, each started by it."""
+    launcher = tmp_path / "launcher"
+    tree = Path(__file__).parents[2]
+    values = constants(
+        LIBDIR=str(tree),
+        PYTHON="/usr/bin/python3",
+        CLI_PYTHON=str(tree / ".venv" / "bin" / "python"),
+        VERSION=VERSION,
+    )
+    compile_c(LAUNCHER, launcher, *FREESTANDING, *values, cc=CROSS_CC)
+    results = seen.play("emulated", str(EMULATOR), str(launcher))
+    assert results["called"] == ["gpu-cdi-hook", "gpu-container-runtime"]
+    for name in ("auto", "unasked"):
+        seen.assert_way(results, name, WAYS[name], proc_driver=True)

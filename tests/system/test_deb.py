@@ -322,7 +322,9 @@ def test_lintian_finds_nothing(
 
 
 @pytest.mark.system("make", "gcc", "dpkg-deb", "aarch64-linux-gnu-gcc")
-def test_another_architecture_by_its_compiler(built: dict[str, Path], tmp_path: Path) -> None:
+def test_another_architecture_by_its_compiler(
+    built: dict[str, Path], unpacked: dict[str, Path], tmp_path: Path
+) -> None:
     """Only the launcher is of an architecture, and the environment shows in no file."""
     with releases.foreign_mask():
         done = releases.make("deb", "CC=aarch64-linux-gnu-gcc", **releases.FOREIGN)
@@ -333,6 +335,16 @@ def test_another_architecture_by_its_compiler(built: dict[str, Path], tmp_path: 
     header = (tmp_path / "root" / LIBRARY / "launcher").read_bytes()[:20]
     assert int.from_bytes(header[18:20], "little") == 183  # EM_AARCH64
     assert other[COMPAT].read_bytes() == built[COMPAT].read_bytes()
+    # Everything else is the same, to the byte and the mode.
+    subprocess.run(["dpkg-deb", "-e", str(other[OURS]), str(tmp_path / "root/DEBIAN")], check=True)
+    assert files_of(tmp_path / "root") == files_of(unpacked[OURS])
+    for path in files_of(tmp_path / "root"):
+        ours, theirs = tmp_path / "root" / path, unpacked[OURS] / path
+        assert ours.lstat().st_mode == theirs.lstat().st_mode, path
+        if not ours.is_symlink() and path != f"{LIBRARY}/launcher":
+            assert ours.read_bytes() == theirs.read_bytes(), path
+    for name in ("Depends", "Conflicts", "Version"):
+        assert field(other[OURS], name) == field(built[OURS], name)
 
 
 def test_what_cannot_be_is_refused_before_anything_is_removed(tmp_path: Path) -> None:

@@ -972,6 +972,56 @@ def test_the_fabric_and_its_manager(
     assert action in (finding.action or "")
 
 
+INFORMATION = f"/proc/driver/nvidia/gpus/{BUS_IDS[0]}/information"
+
+
+@pytest.mark.parametrize(
+    ("model", "files", "daemon", "status", "what"),
+    [
+        ("NVIDIA H100 80GB HBM3", {}, False, "ok", "no vGPU"),
+        ("NVIDIA RTX A6000", {}, False, "ok", "no vGPU"),
+        ("NVIDIA A16-4Q", {}, True, "warn", 'no token in "/etc/nvidia/ClientConfigToken"'),
+        ("GRID T4-8C", {"/etc/nvidia/ClientConfigToken/a.tok": "x"}, False, "warn", "not run"),
+        ("NVIDIA A100-3-20C", {"/etc/nvidia/ClientConfigToken/a.tok": "x"}, True, "ok", "runs"),
+        (
+            "NVIDIA A16-4Q",
+            {"/etc/nvidia/gridd.conf": "#ServerAddress=x\nServerAddress=lic.invalid\n"},
+            True,
+            "ok",
+            "runs",
+        ),
+        (
+            "NVIDIA A16-4Q",
+            {"/etc/nvidia/gridd.conf": "ServerAddress=\n"},
+            True,
+            "warn",
+            "no token",
+        ),
+        (
+            "NVIDIA A16-4Q",
+            {
+                "/etc/nvidia/gridd.conf": 'ClientConfigTokenPath="/srv/token/"\n',
+                "/srv/token/b.tok": "x",
+            },
+            True,
+            "ok",
+            "runs",
+        ),
+    ],
+)
+def test_the_licence_of_a_vgpu(
+    host: Host, model: str, files: dict[str, str], daemon: bool, status: str, what: str
+) -> None:
+    """Without one, a vGPU becomes slow after some minutes."""
+    host.file(INFORMATION, f"Model: \t\t {model}\nIRQ: 16\n")
+    for path, text in files.items():
+        host.file(path, text)
+    if daemon:
+        host.process(800, "/usr/bin/nvidia-gridd")
+    (finding,) = found(host, "vgpu")
+    assert (finding.status, what in finding.what) == (status, True), finding
+
+
 def test_a_daemon_that_listens(host: Host) -> None:
     """By the sockets that the kernel lists."""
     assert found(host, "daemons")[0].status == "ok"
