@@ -737,6 +737,32 @@ def test_b092_pci_addresses_stay_the_same(hosts: Hosts) -> None:
     observed(f"{VISIBLE}{spellings[1]}: GPUs {second[spellings[1]]}, in either order")
 
 
+def test_b051_parts_that_are_missing_and_drivers_of_other_names(hosts: Hosts) -> None:
+    """The container starts with what exists, and the log says what does not."""
+    host = hosts("--gpus", "1", "--feature", "mofed", "--feature", "gdrcopy")
+    features = ["NVIDIA_MOFED=enabled", "NVIDIA_GDRCOPY=enabled", "NVIDIA_GDS=enabled"]
+    call = host.create(asking(ALL, *features))
+    nodes = {"/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs0", "/dev/gdrdrv"}
+    assert nodes <= set(call.nodes)
+    assert "NVIDIA_GDS=enabled adds nothing" in " ".join(call.said("info"))
+    assert call.said("warning") == []
+    host.shell(
+        "rm /dev/infiniband/rdma_cm; sed 's/ gdrdrv$/ gdrdrv-next/' /proc/devices > /run/devices; "
+        "mount --bind /run/devices /proc/devices"
+    )
+    call = host.create(asking(ALL, *features))
+    assert nodes & set(call.nodes) == {"/dev/infiniband/uverbs0", "/dev/gdrdrv"}
+    assert 'no device node "/dev/infiniband/rdma_cm"' in " ".join(call.said("info"))
+    (warning,) = call.said("warning")
+    assert 'of the driver "gdrdrv-next", which is not known to have it' in warning
+    host.shell(
+        "sed 's/ gdrdrv-next$/ hidraw/' /run/devices > /run/next; cat /run/next > /run/devices"
+    )
+    error = host.create(asking(ALL, *features)).error
+    assert '"/dev/gdrdrv"' in error
+    assert "does not match its name" in error
+
+
 def test_b094_channels_only_where_they_are_asked_for(host: ShimHost, hosts: Hosts) -> None:
     """A host without them is no fault, nor is the value of the other variable."""
     imex = "NVIDIA_IMEX_CHANNELS="
