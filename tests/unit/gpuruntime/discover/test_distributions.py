@@ -3,17 +3,22 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from driver_roots import LAYOUTS
+from driver_roots import LAYOUTS, Tree, build
 
+from gpuruntime.discover import search_paths
 from gpuruntime.discover.distributions import DISTRIBUTIONS, of_host
+from gpuruntime.discover.root import DriverRoot
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "reference" / "platforms.md"
 OSTREE = "/run/ostree-booted"
 LIB = "/usr/lib/os-release"
+MUSL_PATH = "/etc/ld-musl-x86_64.path"
 
 
 def test_each_row_has_a_miniature_root_and_is_documented() -> None:
@@ -48,3 +53,38 @@ def test_a_distribution_is_recognised(files: dict[str, str], name: str | None) -
     """By its own id first, then by those that it is like."""
     row = of_host(files.get, files.__contains__)
     assert (row.name if row else None) == name
+
+
+def fifo(tree: Tree) -> None:
+    """Put a FIFO in place of the file."""
+    tree.at(MUSL_PATH).unlink()
+    os.mkfifo(tree.at(MUSL_PATH))
+
+
+def loop(tree: Tree) -> None:
+    """Put a symlink to itself in place of the file."""
+    tree.at(MUSL_PATH).unlink()
+    tree.link(MUSL_PATH, "ld-musl-x86_64.path")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        fifo,
+        loop,
+        lambda tree: tree.file(MUSL_PATH),
+        lambda tree: tree.file(MUSL_PATH, b"\xff\0:relative:../x:/\n" * 100),
+        lambda tree: os.truncate(tree.at(MUSL_PATH), 100 << 20),
+        lambda tree: tree.at(MUSL_PATH).unlink(),
+    ],
+)
+def test_a_broken_search_path_of_musl_is_no_failure(
+    tmp_path: Path, fault: Callable[[Tree], object]
+) -> None:
+    """The other directories are searched all the same; no relative one is."""
+    tree = build(tmp_path / "root", "alpine")
+    fault(tree)
+    candidates = search_paths.library_candidates(DriverRoot(str(tree.path)), "x86-64")
+    assert "/usr/lib64" in candidates
+    assert "/usr/glibc-compat/lib" not in candidates
+    assert all(path.startswith("/") for path in candidates)
