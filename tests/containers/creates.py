@@ -187,7 +187,7 @@ def made() -> str | None:
 
 def forget() -> None:
     """Remove the cached inventory and the files derived from it."""
-    for path in (*RUN.glob("inventory.*"), *RUN.glob(READY.name)):
+    for path in (*RUN.glob("inventory.*"), *RUN.glob(READY.name), *RUN.glob("replay-*")):
         if path.is_dir() and not path.is_symlink():
             path.rmdir()
         else:

@@ -81,11 +81,12 @@ static const struct failure *failure_for(const char *function, const struct gpu 
 nvml_return failure_of(const char *function, const struct gpu *gpu)
 {
     const struct failure *failure;
+    int changes = -1;
 
-    while ((failure = failure_for(function, gpu)) && failure->hangs) {
-        usleep(20000);
-        refresh();
-    }
+    while ((failure = failure_for(function, gpu)) && failure->hangs)
+        sleep_until_change(&changes);
+    if (changes >= 0)
+        close(changes);
     return failure ? failure->code : SUCCESS;
 }
 
@@ -120,16 +121,18 @@ nvml_return usable(const char *function, void *handle)
 
 static nvml_return start(void)
 {
+    int changes = -1;
+
     LOCK();
     if (references > 0) {
         references++;
         return SUCCESS;
     }
     refresh();
-    while (host.init_hangs) {
-        usleep(20000);
-        refresh();
-    }
+    while (host.init_hangs)
+        sleep_until_change(&changes);
+    if (changes >= 0)
+        close(changes);
     if (host.absent)
         return DRIVER_NOT_LOADED;
     if (host.delay_us > 0)

@@ -176,6 +176,9 @@ extern int references;
 const char *conf_path(void);
 /* Read the file again if it has changed, or if other lines hold now. */
 void refresh(void);
+/* Sleep without a break, as a driver that hangs does, until the file may say something else; the
+ * first call with *changes at -1 begins to watch the file. */
+void sleep_until_change(int *changes);
 /* The seconds of the real-time clock. */
 double now(void);
 

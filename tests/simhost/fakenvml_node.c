@@ -176,6 +176,23 @@ static int watch(void)
     return changes;
 }
 
+void sleep_until_change(int *changes)
+{
+    char buffer[4096];
+
+    if (*changes < 0) {
+        *changes = watch();
+    } else {
+        double left = host.next_change - now();
+
+        poll(&(struct pollfd){.fd = *changes, .events = POLLIN}, 1,
+             left > 86400 ? -1 : left <= 0 ? 1 : (int)(left * 1000) + 1);
+        while (read(*changes, buffer, sizeof buffer) > 0) {
+        }
+    }
+    refresh();
+}
+
 EXPORT nvml_return nvmlEventSetCreate(struct event_set **set)
 {
     REQUIRE_INIT();
