@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+import posixpath
 from datetime import timedelta
 from typing import Any
 
@@ -162,6 +163,8 @@ def written(document: dict[str, Any]) -> set[str]:
         found.add("=".join(name.removeprefix("cdi/").rsplit("/", 1)))
         # Slashes at the end, and dots between slashes, say nothing.
         found.add("/".join(p for p in name.split("/") if p not in ("", ".")))
+        # A path is a name after its dots are resolved: cdi/../0 is 0.
+        found.add(posixpath.normpath(name))
     return found | {name.strip() for name in found}
 
 
