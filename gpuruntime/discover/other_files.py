@@ -60,16 +60,26 @@ class Finder:
     def binaries(self, search_path: Sequence[str], path: str) -> None:
         """Find each program in the first of the directories of `programs.places`.
 
-        The file may be the end of a chain of alternatives. *search_path*, host paths, replaces the
-        usual directories; *path* is the PATH of the host.
+        The file may be the end of a chain of alternatives. A script is taken only where no
+        directory has the program itself: such a script starts the program by a path of the host.
+        *search_path*, host paths, replaces the usual directories; *path* is the PATH of the host.
         """
         places = programs.places(self._root, self._directories, search_path, path)
         for row in driver_table.BINARIES:
-            if not any(self._binary(row, place) for place in places):
-                self._private(row)
+            scripts: list[tuple[programs.Place, str]] = []
+            if not any(self._binary(row, place, scripts) for place in places):
+                self._script(row, scripts)
 
-    def _binary(self, row: driver_table.Row, place: programs.Place) -> bool:
-        """Add the program *row* in *place*, if it is executable; return whether it is."""
+    def _binary(
+        self,
+        row: driver_table.Row,
+        place: programs.Place,
+        scripts: list[tuple[programs.Place, str]],
+    ) -> bool:
+        """Add the program *row* in *place*, if it is executable; return whether it is.
+
+        A script is added to *scripts* instead.
+        """
         real = self._file(place.root, f"{place.path}/{row.name}")
         if not real or not place.root.is_executable(real):
             return False
@@ -78,8 +88,24 @@ class Finder:
         except DiscoveryError as error:
             self.problems.append(f'"{place.host_path}/{row.name}" is left out: {error.message}')
             return False
+        if place.root.is_script(real):
+            scripts.append((place, real))
+            return False
         self._add(place.root, row, real, f"{place.container_path}/{row.name}")
         return True
+
+    def _script(
+        self, row: driver_table.Row, scripts: Sequence[tuple[programs.Place, str]]
+    ) -> None:
+        """Add the first of *scripts* where Debian's directory does not have the program *row*."""
+        if self._private(row) or not scripts:
+            return
+        place, real = scripts[0]
+        self._add(place.root, row, real, f"{place.container_path}/{row.name}")
+        self.problems.append(
+            f'"{place.host_path}/{row.name}" is a script: it works in containers that have the '
+            "program that it starts"
+        )
 
     def configurations(self, search_path: Sequence[str], data_dirs: str) -> None:
         """Find files of configuration and data; *data_dirs* is XDG_DATA_DIRS.
@@ -188,10 +214,13 @@ class Finder:
             return
         self._add(self._root, driver_table.MPS, special[0], path)
 
-    def _private(self, row: driver_table.Row) -> None:
-        """Add *row*'s file from Debian's private directory, where alternatives would link it."""
+    def _private(self, row: driver_table.Row) -> bool:
+        """Add *row*'s file from Debian's private directory, where alternatives would link it.
+
+        Return whether there is one.
+        """
         if row.private is None:
-            return
+            return False
         for root, libraries in self._directories:
             directory = private_directory(row, libraries)
             if directory is None:
@@ -203,7 +232,8 @@ class Finder:
                 real = self._file(root, path)
                 if real:
                     self._add(root, row, real, f"{row.private[1]}/{posixpath.basename(path)}")
-                    return
+                    return True
+        return False
 
     def _add(self, root: DriverRoot, row: driver_table.Row, real: str, path: str) -> None:
         if not is_clean_host_path(path):

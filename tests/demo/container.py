@@ -25,6 +25,7 @@ BIN = os.path.join(TREE, ".venv", "bin")
 SIMHOST = os.path.join(TREE, "tests", "simhost", "simhost.py")
 RUNTIME = os.path.join(BIN, "gpu-container-runtime")
 BUSYBOX = "/bin/busybox"
+GLIBC = ("libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1")
 ROUNDS = 11
 SIMULATED_SCRIPT = """
 b=/bin/busybox
@@ -36,7 +37,7 @@ echo "open GPU 0, made by mknod: $($b cat /dev/other 2>&1 | $b sed 's/.*: //')"
 /bin/hello-cuda
 $b grep ModifyDeviceFiles /proc/driver/nvidia/params
 """
-REAL_SCRIPT = "/bin/hello-cuda; nvidia-smi -L | /bin/busybox sed 's/^/smi: /'"
+REAL_SCRIPT = "/bin/hello-cuda init; nvidia-smi -L | /bin/busybox sed 's/^/smi: /'"
 EXPECTED_LINES = (
     "/dev/nvidia1 195:1",
     "/dev/nvidia3 195:3",
@@ -126,10 +127,14 @@ class Demo:
         program = os.path.join(root, "bin", "hello-cuda")
         run("gcc", "-O1", "-o", program, os.path.join(HERE, "hello_cuda.c"))
         # `ldd` names the loader and the C library by the paths where they must be.
-        for word in run("ldd", program).split():
-            if word.startswith("/"):
-                os.makedirs(root + os.path.dirname(word), exist_ok=True)
-                shutil.copy(word, root + word)
+        files = [word for word in run("ldd", program).split() if word.startswith("/")]
+        for file in files:
+            os.makedirs(root + os.path.dirname(file), exist_ok=True)
+            shutil.copy(file, root + file)
+            # The files of a real driver need more of glibc, which lies beside its libc.
+            for name in GLIBC if os.path.basename(file) == "libc.so.6" else ():
+                directory = os.path.dirname(file)
+                shutil.copy(f"{directory}/{name}", f"{root}{directory}/{name}")
         shutil.copy(BUSYBOX, os.path.join(root, "bin", "busybox"))
         run("runc", "spec", "--bundle", self.bundle)
         config = json.loads(read(self.config))
@@ -179,6 +184,8 @@ class Demo:
             inside = [line[5:] for line in output.splitlines() if line.startswith("smi: ")]
             if inside != driver.list_gpus():
                 sys.exit("demo: nvidia-smi -L differs inside and outside")
+            if "cuInit succeeds" not in output:
+                sys.exit("demo: cuInit does not succeed in the container")
             print("nvidia-smi -L inside equals outside")
             return
         for line in EXPECTED_LINES:

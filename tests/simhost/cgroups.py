@@ -131,8 +131,9 @@ def thaw(top: Path) -> None:
     for directory, _, files in os.walk(top):
         for file, word in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
             if file in files:
-                # The group may be gone by now, and the top one has no state.
-                with suppress(FileNotFoundError):
+                # The group may be gone by now, and the top one has no state. In version 2 with
+                # nsdelegate, the top one of a cgroup namespace is frozen and thawed from outside.
+                with suppress(FileNotFoundError, PermissionError):
                     (Path(directory) / file).write_text(word)
 
 

@@ -97,11 +97,17 @@ def test_a_node_without_a_driver_is_no_gpu(work: Path) -> None:
     assert transcripts.normalised(done.stdout) == transcripts.normalised(shown)
 
 
-def test_a_real_gpu_is_compared_with_nvidia_smi(work: Path) -> None:
-    """What stands for the real host is a simulated one, with an nvidia-smi that needs no NVML."""
+def test_a_real_gpu_is_compared_with_nvidia_smi(work: Path, tmp_path: Path) -> None:
+    """What stands for the real host is a simulated one, with an nvidia-smi that needs no NVML.
+
+    It needs the parts of glibc that the files of a real driver need.
+    """
     del work
-    script = r"""
-    printf '#!/bin/busybox sh\necho GPU 0: one of this host\n' > /usr/bin/nvidia-smi
+    program = tmp_path / "smi.c"
+    program.write_text('#include <stdio.h>\nint main(void) { puts("GPU 0: one of this host"); }\n')
+    script = rf"""
+    gcc -o /usr/bin/nvidia-smi {program} -Wl,--no-as-needed -lm \
+      -l:libdl.so.2 -l:libpthread.so.0 -l:librt.so.1
     "$@" || exit
     ls -A /run/gpuruntime
     """
@@ -111,6 +117,7 @@ def test_a_real_gpu_is_compared_with_nvidia_smi(work: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("demo: a real GPU is here\n")
     assert "  smi: GPU 0: one of this host\n" in done.stdout
+    assert "  cuInit succeeds\n" in done.stdout
     assert "nvidia-smi -L inside equals outside\n" in done.stdout
     # The last line would be followed by what is left in /run/gpuruntime.
     assert done.stdout.endswith(f"{NOTHING_LEFT}demo: ok\n")

@@ -69,6 +69,20 @@ def test_the_rest_of_path_comes_last(tree: Tree, monkeypatch: pytest.MonkeyPatch
     }
 
 
+def test_a_script_gives_way_to_the_program(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host has scripts in /usr/bin that start the programs of a driver in a tree of its own."""
+    monkeypatch.setenv("PATH", "/usr/bin:/usr/local/nvidia/bin")
+    tree.file("/usr/bin/nvidia-smi", "#!/bin/sh\nexec /usr/local/nvidia/bin/nvidia-smi\n", 0o755)
+    tree.file("/usr/bin/nvidia-debugdump", "#!/bin/sh\nexec /srv/nvidia-debugdump\n", 0o755)
+    program(tree, "/usr/local/nvidia/bin/nvidia-smi")
+    assert programs(tree) == {
+        "/usr/bin/nvidia-smi": "/usr/local/nvidia/bin/nvidia-smi",
+        "/usr/bin/nvidia-debugdump": "/usr/bin/nvidia-debugdump",
+    }
+    (problem,) = driver(tree).problems
+    assert problem.startswith(f'"{tree.path}/usr/bin/nvidia-debugdump" is a script: ')
+
+
 def test_path_counts_for_commands_alone(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines have different ones, and a container must get the same from each."""
     monkeypatch.setenv("PATH", "/opt/gpu/bin")
