@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -16,7 +16,34 @@ from gpunode.config.effective import Config, OptionText
 from gpunode.config.settings import Setting
 from gpuruntime.cli.lazy import variables_of
 
+if TYPE_CHECKING:
+    from gpunode.services.device_plugin import DevicePlugin
+    from gpunode.services.observation import Watch
+
 _CONFIG_FILE_VARIABLE = "CONFIG_FILE"
+_SERVICE_OPTIONS = (
+    click.option(
+        "--config-file",
+        default="",
+        envvar=_CONFIG_FILE_VARIABLE,
+        metavar="FILE",
+        help="Config file, version v1; SIGHUP reads it again.",
+    ),
+    click.option(
+        "--healthz",
+        default="",
+        envvar="HEALTHZ",
+        metavar="ADDRESS",
+        help="HOST:PORT of the probes /livez, /readyz and /healthz.  [default: none]",
+    ),
+    click.option(
+        "--log-format",
+        type=click.Choice(service_log.FORMATS),
+        default=service_log.TEXT,
+        envvar="LOG_FORMAT",
+        help="Form of the log lines on standard error.  [default: text]",
+    ),
+)
 
 
 def _shown(value: Any) -> str:  # noqa: ANN401 (of any kind)
@@ -88,38 +115,23 @@ def load_config(path: str, options: Mapping[str, OptionText]) -> Config:
     return effective(options, files.read(path))
 
 
+def service_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of each service that reads the config file to a click command."""
+    for option in reversed(_SERVICE_OPTIONS):
+        command = option(command)
+    return command
+
+
 @click.command()
 @setting_options
-@click.option(
-    "--config-file",
-    default="",
-    envvar=_CONFIG_FILE_VARIABLE,
-    metavar="FILE",
-    help="Config file, version v1; SIGHUP reads it again.",
-)
-@click.option(
-    "--healthz",
-    default="",
-    envvar="HEALTHZ",
-    metavar="ADDRESS",
-    help="HOST:PORT of the probes /livez, /readyz and /healthz.  [default: none]",
-)
-@click.option(
-    "--log-format",
-    type=click.Choice(service_log.FORMATS),
-    default=service_log.TEXT,
-    envvar="LOG_FORMAT",
-    help="Form of the log lines on standard error.  [default: text]",
-)
+@service_options
 @click.pass_context
 def device_plugin(
     ctx: click.Context,
     /,
     *,
-    config_file: str,
-    healthz: str,
     log_format: str,
-    **values: Any,  # noqa: ANN401
+    **_: Any,  # noqa: ANN401 (by the setting)
 ) -> None:
     """Offer the GPUs of this node to the kubelet.
 
@@ -129,14 +141,24 @@ def device_plugin(
 
     DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS select the XIDs that make a GPU unhealthy.
     """
-    options = option_texts(ctx, values, os.environ)
     service_log.start(log_format)
     import asyncio  # noqa: PLC0415 (--help and errors do not need the service)
 
-    from gpunode.services.device_plugin import DevicePlugin  # noqa: PLC0415
+    from gpunode.services.observation import watcher  # noqa: PLC0415
 
     async def serve() -> None:
-        plugin = DevicePlugin(lambda: load_config(config_file, options), healthz=healthz)
-        await plugin.run()
+        await service(ctx, watcher).run()
 
     asyncio.run(serve())
+
+
+def service(ctx: click.Context, watch: Watch) -> DevicePlugin:
+    """Return the service of the options in *ctx*; raise ArgumentError or ConfigError."""
+    from gpunode.services.device_plugin import DevicePlugin  # noqa: PLC0415
+
+    values = {name: value for name, value in ctx.params.items() if name in settings.BY_NAME}
+    options = option_texts(ctx, values, os.environ)
+    path = ctx.params["config_file"]
+    return DevicePlugin(
+        lambda: load_config(path, options), healthz=ctx.params["healthz"], watch=watch
+    )

@@ -6,6 +6,8 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +16,7 @@ from gpunode import service_log
 
 if TYPE_CHECKING:
     from gpunode.services.exporter import Exporter
+    from gpunode.services.observation import Measuring
 
 POD_RESOURCES = "/var/lib/kubelet/pod-resources/kubelet.sock"
 
@@ -126,23 +129,30 @@ def exporter(
         least_rights.drop_rights(least_rights.groups_of_nodes(values["nvidia_driver_root"]))
     import asyncio  # noqa: PLC0415 (--help and errors do not need the service)
 
+    from gpunode.watch.watcher import Watcher  # noqa: PLC0415
+
+    root = values["nvidia_driver_root"]
+
     async def serve() -> None:
-        service = _service(values, connection)
+        exporter = service(values, connection, lambda: Watcher(driver_root=root, dev_root=root))
         if once:
-            click.echo(await service.once(), nl=False)
+            click.echo(await exporter.once(), nl=False)
         else:
-            await service.run()
+            await exporter.run()
 
     asyncio.run(serve())
 
 
-def _service(values: dict[str, Any], connection: socket.socket | None) -> Exporter:
+def service(
+    values: Mapping[str, Any],
+    connection: socket.socket | None,
+    watch: Callable[[], AbstractAsyncContextManager[Measuring]],
+) -> Exporter:
     """Return the service; raise ConfigError."""
     from gpunode import collectors  # noqa: PLC0415
     from gpunode.kubelet.pod_resources import PodResources  # noqa: PLC0415
     from gpunode.metrics import Settings  # noqa: PLC0415
     from gpunode.services.exporter import Exporter, Options  # noqa: PLC0415
-    from gpunode.watch.watcher import Watcher  # noqa: PLC0415
 
     selected = collectors.Collectors()
     if values["collectors"]:
@@ -151,7 +161,6 @@ def _service(values: dict[str, Any], connection: socket.socket | None) -> Export
     for sentence in selected.warnings:
         log.warning("%s", sentence)
     hostname = "" if values["no_hostname"] else values["hostname"] or socket.gethostname()
-    root = values["nvidia_driver_root"]
     options = Options(
         values["listen"],
         Settings(selected.metrics, selected.labels, hostname),
@@ -159,4 +168,4 @@ def _service(values: dict[str, Any], connection: socket.socket | None) -> Export
         values["healthz"],
     )
     pods = PodResources(connection) if connection is not None else None
-    return Exporter(lambda: Watcher(driver_root=root, dev_root=root), pods, options)
+    return Exporter(watch, pods, options)

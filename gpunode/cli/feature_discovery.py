@@ -19,10 +19,14 @@ from gpuruntime.errors import ArgumentError
 
 if TYPE_CHECKING:
     from gpunode.labels import Machine
-    from gpunode.services.feature_discovery import Publisher
+    from gpunode.services.feature_discovery import FeatureDiscovery, Publisher
+    from gpunode.services.label_rights import RootHalf
+    from gpunode.services.observation import Watch
 
 OUTPUT_FILE = "/etc/kubernetes/node-feature-discovery/features.d/gfd"
 _INFINITE = "infinite"
+# Options that are settings of the device plugin, too.
+_SETTINGS = ("mig_strategy", "fail_on_init_error", "nvidia_driver_root", "container_driver_root")
 # Options that the config file can set, with their keys.
 _KEYS = {
     "oneshot": ("flags", "gfd", "oneshot"),
@@ -182,14 +186,8 @@ def feature_discovery(
     ctx: click.Context,
     /,
     *,
-    config_file: str,
-    healthz: str,
     log_format: str,
-    mig_strategy: str | None,
-    fail_on_init_error: str | None,
-    nvidia_driver_root: str | None,
-    container_driver_root: str | None,
-    **values: Any,  # noqa: ANN401 (by the option)
+    **_: Any,  # noqa: ANN401 (by the option)
 ) -> None:
     """Publish labels that describe the GPUs of this node.
 
@@ -198,55 +196,74 @@ def feature_discovery(
     writes the file remains root: what asks the driver and the API server is the user nobody.
     """
     service_log.start(log_format)
-    texts = {
-        "mig_strategy": mig_strategy,
-        "fail_on_init_error": fail_on_init_error,
-        "nvidia_driver_root": nvidia_driver_root,
-        "container_driver_root": container_driver_root,
-    }
+    import asyncio  # noqa: PLC0415 (--help and errors do not need the service)
+
+    from gpunode.services.observation import watcher  # noqa: PLC0415
+
+    discovery = service(ctx, watcher, _split if os.geteuid() == 0 else None)
+
+    async def serve() -> None:
+        await discovery.run()
+
+    asyncio.run(serve())
+
+
+def _split(values: Mapping[str, Any]) -> RootHalf:
+    """Return the connection to a root process that reads the machine and writes the file."""
+    from gpunode.services import label_rights, least_rights  # noqa: PLC0415
+
+    product_file, output_file = values["machine_type_file"], values["output_file"]
+    root = values["container_driver_root"] or values["nvidia_driver_root"] or "/"
+    connection = least_rights.split(
+        lambda end: label_rights.serve(end, product_file, output_file),
+        least_rights.groups_of_nodes(root),
+    )
+    return label_rights.RootHalf(connection)
+
+
+def service(
+    ctx: click.Context,
+    watch: Watch,
+    split: Callable[[Mapping[str, Any]], RootHalf] | None = None,
+) -> FeatureDiscovery:
+    """Return the service of the options in *ctx*; raise ArgumentError or ConfigError.
+
+    *split* returns the root half, which reads the machine and writes the file of the labels, for
+    the options; None: the service does both.
+    """
+    from gpunode import machine  # noqa: PLC0415
+    from gpunode.services.feature_discovery import FeatureDiscovery, Options  # noqa: PLC0415
+
     options = {
-        name: OptionText(text, f"--{name.replace('_', '-')}")
-        for name, text in texts.items()
-        if text is not None
+        name: OptionText(ctx.params[name], f"--{name.replace('_', '-')}")
+        for name in _SETTINGS
+        if ctx.params[name] is not None
     }
-    values = _with_file(ctx, values, config_file)
+    config_file = ctx.params["config_file"]
+    values = _with_file(ctx, ctx.params, config_file)
     if values["use_node_feature_api"] is None:
         is_file = ctx.get_parameter_source("output_file") is not ParameterSource.DEFAULT
         is_pod = bool(values["node_name"] and os.environ.get("KUBERNETES_SERVICE_HOST"))
-        values["use_node_feature_api"] = is_pod and not is_file and not values["node_labels"]
+        use_api = is_pod and not is_file and not values["node_labels"]
+        values = {**values, "use_node_feature_api": use_api}
     publishers = _publishers(values)
-    interval = _seconds(values["sleep_interval"])
-    from gpunode import machine  # noqa: PLC0415 (--help and errors do not need the service)
-
-    product_file, output_file = values["machine_type_file"], values["output_file"]
-    read_machine: Callable[[], Machine] = functools.partial(machine.read, product_file)
-    if os.geteuid() == 0:
-        from gpunode.services import label_rights, least_rights  # noqa: PLC0415
-
+    read_machine: Callable[[], Machine] = functools.partial(
+        machine.read, values["machine_type_file"]
+    )
+    if split is not None:
         # After the files of the API server's access are read, before a thread is started.
-        connection = least_rights.split(
-            lambda end: label_rights.serve(end, product_file, output_file),
-            least_rights.groups_of_nodes(container_driver_root or nvidia_driver_root or "/"),
-        )
-        root_half = label_rights.RootHalf(connection)
+        root_half = split(values)
         read_machine = root_half.machine
-        if _is_file(values) and output_file:
+        if _is_file(values) and values["output_file"]:
             publishers = [root_half]
-    import asyncio  # noqa: PLC0415
-
-    from gpunode.services.feature_discovery import FeatureDiscovery, Options  # noqa: PLC0415
-
-    async def serve() -> None:
-        service = FeatureDiscovery(
-            lambda: load_config(config_file, options),
-            publishers,
-            Options(values["oneshot"], not values["no_timestamp"], interval),
-            healthz=healthz,
-            read_machine=read_machine,
-        )
-        await service.run()
-
-    asyncio.run(serve())
+    return FeatureDiscovery(
+        lambda: load_config(config_file, options),
+        publishers,
+        Options(values["oneshot"], not values["no_timestamp"], _seconds(values["sleep_interval"])),
+        healthz=values["healthz"],
+        watch=watch,
+        read_machine=read_machine,
+    )
 
 
 def _is_file(values: Mapping[str, Any]) -> bool:

@@ -15,6 +15,10 @@ PROGRAM = "gpu-node"
 COMPLETE_VARIABLE = "_GPU_NODE_COMPLETE"
 # Command → (module, command in it, summary).
 COMMANDS: dict[str, tuple[str, str, str]] = {
+    "agent": (
+        *("gpunode.cli.agent", "agent"),
+        "Run several services in one process.",
+    ),
     "device-plugin": (
         *("gpunode.cli.device_plugin", "device_plugin"),
         "Offer the GPUs of this node to the kubelet.",
@@ -42,6 +46,10 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "uninstall": (
         *("gpunode.cli.install", "uninstall"),
         "Restore the engine's config, and remove the OCI runtime.",
+    ),
+    "mps-daemon": (
+        *("gpunode.cli.mps_daemon", "mps_daemon"),
+        "Run the MPS control daemons of shared GPUs.",
     ),
 }
 

@@ -11,33 +11,32 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from gpunode import devices
 from gpunode.config import settings
 from gpunode.config.effective import Config
+from gpunode.config.sharing import SharingKind
 from gpunode.delivery import CDI_STRATEGIES, Delivery
 from gpunode.kubelet.registration import Registrar
 from gpunode.kubelet.sockets import KubeletError
 from gpunode.model import DriverState, Event, EventKind, Update
-from gpunode.plugin_spec import Roots
 from gpunode.services.delivery_choice import DeliveryChoice
 from gpunode.services.healthz import Report, probe_server
+from gpunode.services.mps_gate import MpsGate
+from gpunode.services.observation import Watch, watcher
 from gpunode.services.plugin_state import PluginState
 from gpunode.services.resource_backend import Published, ResourceBackend
 from gpunode.services.spec_files import SpecFiles, roots
-from gpunode.watch.watcher import Watcher
+from gpunode.services.turns import Turns
 from gpunode.xid_table import XIDS
 from gpuruntime.errors import ConfigError, DriverError, GpuRuntimeError, bug, escape
 
 log = logging.getLogger(__name__)
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 # Settings that are in use until the end of the process.
 _FIXED = (
     *("kubelet_socket", "nvidia_driver_root", "nvidia_dev_root", "container_driver_root"),
@@ -48,11 +47,6 @@ _STOP_S = 2.0
 _MAX_CRASHES, _CRASH_PERIOD_S = 5, 3600.0
 
 
-def watcher(here: Roots) -> Watcher:
-    """Return a watcher of the driver and the device nodes of *here*."""
-    return Watcher(driver_root=here.driver, dev_root=here.dev)
-
-
 class DevicePlugin:
     """The service; *load* returns the config in force, or raises ConfigError."""
 
@@ -61,7 +55,7 @@ class DevicePlugin:
         load: Callable[[], Config],
         *,
         healthz: str = "",
-        watch: Callable[[Roots], Watcher] = watcher,
+        watch: Watch = watcher,
         environment: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -71,16 +65,16 @@ class DevicePlugin:
         self.delivery_choice = DeliveryChoice(self.config)
         self.clock = clock
         self.state = PluginState(self.config, environment)
+        self.turns = Turns()
         self.registrar = Registrar(self.config.kubelet_socket)
         self.specs = SpecFiles()
+        self.mps_gate = MpsGate()
         self.backends: dict[str, ResourceBackend] = {}
         self.probes = probe_server(healthz, self.report) if healthz else None
         self.config_problem = ""
         self.serve_problems: dict[str, str] = {}
         # Whether the state at start was one that could be served.
         self._is_started = False
-        self._stop = asyncio.Event()
-        self._reload = asyncio.Event()
         self._retry_at: float | None = None
         # When an engine that has not answered is asked again.
         self._ask_at = 0.0
@@ -88,7 +82,18 @@ class DevicePlugin:
         self._problems: tuple[str, ...] = ()
 
     async def run(self) -> None:
-        """Serve until a signal stops the service.
+        """Serve until a signal stops the service; raise the errors of `serve`."""
+        self.turns.take_signals()
+        if self.probes is not None:
+            await self.probes.start()
+        try:
+            await self.serve()
+        finally:
+            if self.probes is not None:
+                await self.probes.close()
+
+    async def serve(self) -> None:
+        """Serve until `turns` ends.
 
         Raises KubeletError if the kubelet's directory cannot be used, DriverError or LayoutError
         if nothing can be offered at start and the config says that this is an error, and the error
@@ -97,18 +102,10 @@ class DevicePlugin:
         for sentence in (*self.config.warnings, *self.state.policy.problems):
             log.warning("%s", sentence)
         self.registrar.check()
-        loop = asyncio.get_running_loop()
-        for number in STOP_SIGNALS:
-            loop.add_signal_handler(number, self._stop.set)
-        loop.add_signal_handler(signal.SIGHUP, self._reload.set)
-        if self.probes is not None:
-            await self.probes.start()
         try:
             await self._supervise()
         finally:
             await self._close()
-            if self.probes is not None:
-                await self.probes.close()
 
     async def _close(self) -> None:
         """Remove the sockets and end the servers; a second call does nothing."""
@@ -142,37 +139,14 @@ class DevicePlugin:
 
     async def _serve(self) -> None:
         async with self.watch(roots(self.config)) as observed:
-            updates = observed.updates()
-            stop = asyncio.create_task(self._stop.wait())
-            reload = asyncio.create_task(self._reload.wait())
-            coming = asyncio.ensure_future(anext(updates))
-            try:
-                while not stop.done():
-                    waiting: set[asyncio.Future[Any]] = {stop, reload, coming}
-                    if self.registrar.task is not None:
-                        waiting.add(self.registrar.task)
-                    timeout = self._timeout()
-                    done, _ = await asyncio.wait(
-                        waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
-                    )
-                    if self.registrar.task in done:
-                        # Raises the error of the registrar.
-                        self.registrar.task.result()
-                    update = replace(observed.current, events=())
-                    if coming.done():
-                        update = coming.result()
-                        coming = asyncio.ensure_future(anext(updates))
-                    if reload.done():
-                        self._reload.clear()
-                        reload = asyncio.create_task(self._reload.wait())
+            turns = self.turns.of(observed, self._timeout, lambda: self.registrar.task)
+            async with contextlib.aclosing(turns):
+                async for turn in turns:
+                    if turn.is_reload:
                         self._load_again()
-                    if not stop.done():
-                        await self._take(update)
-                # The sockets first: a driver that hangs delays the end of the watcher.
-                await self._close()
-            finally:
-                await _cancel(stop, reload, coming)
-                await _aclose(updates)
+                    await self._take(turn.update)
+            # The sockets first: a driver that hangs delays the end of the watcher.
+            await self._close()
 
     def _timeout(self) -> float | None:
         """Return how long nothing may have to be done, None if nothing is to come by itself."""
@@ -222,12 +196,26 @@ class DevicePlugin:
                     raise self.specs.problem
                 self._retry_at = self.clock() + _RETRY_S
         delivery = Delivery(config, strategies, self.specs.names, inventory)
-        published = self.state.published(delivery)
+        published = await self._with_mps(self.state.published(delivery))
         for name in [name for name in self.backends if name not in published]:
             self.backends.pop(name).end()
             await self.registrar.remove(name)
         await self._serve_resources(published)
         self._log_changes(delivery)
+
+    async def _with_mps(self, published: dict[str, Published]) -> dict[str, Published]:
+        """Return *published* without the resources whose MPS control daemons do not answer."""
+        now = self.clock()
+        names = [
+            name
+            for name, content in published.items()
+            if content.resource.sharing is SharingKind.MPS
+        ]
+        due = await self.mps_gate.check(names, self.state.config, now)
+        if due is not None:
+            self._retry_at = due if self._retry_at is None else min(self._retry_at, due)
+        waiting = self.mps_gate.problems
+        return {name: content for name, content in published.items() if name not in waiting}
 
     async def _choose_delivery(self) -> None:
         """Ask the engine what it supports, again and again until it answers."""
@@ -338,6 +326,7 @@ class DevicePlugin:
         if self.specs.problem is not None:
             reasons.append(str(self.specs.problem))
         reasons += self.serve_problems.values()
+        reasons += self.mps_gate.problems.values()
         registered = {}
         for plugin in self.registrar.status():
             registered[plugin.resource_name] = plugin.is_connected
@@ -366,15 +355,3 @@ class DevicePlugin:
             "config_error": self.config_problem,
         }
         return Report(tuple(reasons), details)
-
-
-async def _cancel(*tasks: asyncio.Future[Any]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _aclose(updates: AsyncIterator[Update]) -> None:
-    close = getattr(updates, "aclose", None)
-    if close is not None:
-        await close()

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -23,8 +24,8 @@ from gpunode.pod_devices import Container, Use, Uses
 from gpunode.pod_processes import LOGS, pod_of, pods_by_uid
 from gpunode.services.healthz import Report, routes
 from gpunode.services.http_server import Answer, HttpServer
+from gpunode.services.observation import Measuring
 from gpunode.services.turns import Turns
-from gpunode.watch.watcher import Watcher
 from gpuruntime.errors import GpuRuntimeError
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class Exporter:
 
     def __init__(
         self,
-        watch: Callable[[], Watcher],
+        watch: Callable[[], AbstractAsyncContextManager[Measuring]],
         pods: PodSource | None,
         options: Options | None = None,
         *,

@@ -18,11 +18,10 @@ from gpunode import labels, machine
 from gpunode.config.effective import Config
 from gpunode.config.sharing import DEFAULT_DOMAIN, SharingKind
 from gpunode.model import DriverState, Update
-from gpunode.plugin_spec import Roots
 from gpunode.services.healthz import Report, probe_server
+from gpunode.services.observation import Watch, watcher
 from gpunode.services.spec_files import roots
 from gpunode.services.turns import Turns
-from gpunode.watch.watcher import Watcher
 from gpuruntime.errors import ConfigError, DriverError, GpuRuntimeError
 
 log = logging.getLogger(__name__)
@@ -58,7 +57,7 @@ class FeatureDiscovery:
         options: Options | None = None,
         *,
         healthz: str = "",
-        watch: Callable[[Roots], Watcher] | None = None,
+        watch: Watch = watcher,
         read_machine: Callable[[], labels.Machine] = machine.read,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -66,7 +65,7 @@ class FeatureDiscovery:
         self.config = load()
         self.publishers = publishers
         self.options = options or Options()
-        self.watch = watch or (lambda here: Watcher(driver_root=here.driver, dev_root=here.dev))
+        self.watch = watch
         self.read_machine = read_machine
         self.clock = clock
         self.turns = Turns()
@@ -78,25 +77,29 @@ class FeatureDiscovery:
         self._status = ""
 
     async def run(self) -> None:
-        """Publish until a signal ends the service, or once.
-
-        Raises DriverError if the driver does not answer at start and the config says that this is
-        an error; with `oneshot` also the error of a publisher.
-        """
+        """Publish until a signal ends the service, or once; raise the errors of `serve`."""
         self.turns.take_signals()
         if self.probes is not None:
             await self.probes.start()
         try:
-            async with self.watch(roots(self.config)) as observed:
-                async for turn in self.turns.of(observed, self._timeout):
-                    if turn.is_reload:
-                        self._load_again()
-                    await self._take(turn.update)
-                    if self.options.oneshot and self._published is not None:
-                        return
+            await self.serve()
         finally:
             if self.probes is not None:
                 await self.probes.close()
+
+    async def serve(self) -> None:
+        """Publish until `turns` ends, or once.
+
+        Raises DriverError if the driver does not answer at start and the config says that this is
+        an error; with `oneshot` also the error of a publisher.
+        """
+        async with self.watch(roots(self.config)) as observed:
+            async for turn in self.turns.of(observed, self._timeout):
+                if turn.is_reload:
+                    self._load_again()
+                await self._take(turn.update)
+                if self.options.oneshot and self._published is not None:
+                    return
 
     def _timeout(self) -> float | None:
         """Return the seconds until the labels are derived again, None if that needs a cause."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpunode.model import Update
-from gpunode.watch.watcher import Watcher
+from gpunode.services.observation import Observed
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
@@ -49,11 +49,15 @@ class Turns:
         self._reload.set()
 
     async def of(
-        self, observed: Watcher, remaining: Callable[[], float | None]
+        self,
+        observed: Observed,
+        remaining: Callable[[], float | None],
+        helper: Callable[[], asyncio.Future[Any] | None] = lambda: None,
     ) -> AsyncGenerator[Turn]:
         """Yield the turns of a service.
 
-        *remaining* returns the seconds until the next turn without another cause.
+        *remaining* returns the seconds until the next turn without another cause, *helper* a task
+        that the service depends on, None while there is none; its error is raised here.
         """
         updates = observed.updates()
         stop = asyncio.ensure_future(self._stop.wait())
@@ -62,9 +66,14 @@ class Turns:
         try:
             while not stop.done():
                 waiting: set[asyncio.Future[Any]] = {stop, reload, coming}
+                task = helper()
+                if task is not None:
+                    waiting.add(task)
                 await asyncio.wait(
                     waiting, timeout=remaining(), return_when=asyncio.FIRST_COMPLETED
                 )
+                if task is not None and task.done():
+                    task.result()
                 if stop.done():
                     return
                 update = replace(observed.current, events=())

@@ -15,7 +15,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpunode.model import DriverState, Event, GpuTelemetry, Link, NodeModel, Topology
+from gpunode.model import (
+    DriverState,
+    Event,
+    GpuTelemetry,
+    Link,
+    NodeModel,
+    Telemetry,
+    Topology,
+    Update,
+)
 from gpunode.watch.framing import FrameError
 from gpuruntime.model import Gpu, Inventory, LeftOutDevice, MigDevice
 from gpuruntime.snapshots import inventory_json
@@ -56,6 +65,39 @@ def decode(message: object, time: float) -> Message:
         return _message(message, time)
     except (ValueError, TypeError) as error:
         raise FrameError(f"not a message of the watcher's child: {error}") from None
+
+
+def plain(value: Any) -> Any:  # noqa: ANN401 (JSON)
+    """Return an Update or a Telemetry in the form of JSON, which `reported` decodes."""
+    if isinstance(value, Inventory):
+        return inventory_json.encode(value)
+    if isinstance(value, (Gpu, MigDevice, LeftOutDevice)):
+        return inventory_json.plain(value)
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {name: plain(member) for name, member in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [plain(item) for item in value]
+    if dataclasses.is_dataclass(value):
+        members = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+        if isinstance(value, NodeModel):
+            members["links"] = [
+                [*pair, link.topology, link.nvlinks] for pair, link in value.links.items()
+            ]
+        return {name: plain(member) for name, member in members.items()}
+    return value
+
+
+def reported(message: object) -> Update | Telemetry:
+    """Return what another process has encoded by `plain`; raise FrameError."""
+    kinds = {"update": Update, "telemetry": Telemetry}
+    try:
+        ((name, content),) = _exactly(dict)(message).items()
+        value: Update | Telemetry = _decoder(kinds[name])(content)
+    except (ValueError, TypeError, KeyError) as error:
+        raise FrameError(f"not a message of the agent: {error}") from None
+    return value
 
 
 def _message(message: object, time: float) -> Message:

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpu-node mps-daemon`: the control daemons of the resources that MPS shares."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpunode import service_log
+from gpunode.cli.device_plugin import load_config, option_texts, service_options, setting_options
+from gpunode.config import settings
+
+if TYPE_CHECKING:
+    from gpunode.services.mps_daemon import MpsDaemon
+    from gpunode.services.observation import Watch
+
+
+@click.command()
+@setting_options
+@service_options
+@click.pass_context
+def mps_daemon(ctx: click.Context, /, *, log_format: str, **_: Any) -> None:  # noqa: ANN401
+    """Run the MPS control daemons of the GPUs that the config shares by MPS.
+
+    The options and the config file are those of the device plugin. SIGHUP starts the daemons
+    again; SIGTERM stops them, and puts the compute mode of the GPUs back.
+    """
+    service_log.start(log_format)
+    import asyncio  # noqa: PLC0415 (--help and errors do not need the service)
+
+    from gpunode.services.observation import watcher  # noqa: PLC0415
+
+    async def serve() -> None:
+        await service(ctx, watcher).run()
+
+    asyncio.run(serve())
+
+
+def service(ctx: click.Context, watch: Watch) -> MpsDaemon:
+    """Return the service of the options in *ctx*; raise ArgumentError or ConfigError."""
+    from gpunode.services.mps_daemon import MpsDaemon  # noqa: PLC0415
+
+    values = {name: value for name, value in ctx.params.items() if name in settings.BY_NAME}
+    options = option_texts(ctx, values, os.environ)
+    path = ctx.params["config_file"]
+    return MpsDaemon(
+        lambda: load_config(path, options), healthz=ctx.params["healthz"], watch=watch
+    )

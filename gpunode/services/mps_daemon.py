@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run the MPS control daemons: one for each resource that MPS shares, with its limits.
+
+The GPUs are in exclusive mode while their daemon runs. All is put back when the service stops,
+when the config no longer shares by MPS, and before a daemon is started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil  # noqa: TID251 (no start path; the tree is ours)
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from gpunode import devices, mps, mps_control
+from gpunode.config.effective import Config
+from gpunode.devices import LayoutError
+from gpunode.model import DriverState, Update
+from gpunode.mps import Daemon
+from gpunode.mps_control import CONTROL, SMI, MpsError
+from gpunode.services.healthz import Report, probe_server
+from gpunode.services.observation import Watch, watcher
+from gpunode.services.spec_files import roots
+from gpunode.services.turns import Turns
+from gpuruntime.errors import ConfigError, GpuRuntimeError
+
+log = logging.getLogger(__name__)
+
+_RETRY_S = 30.0
+_DEADLINE_S = 10.0
+# A signal ends the service within five seconds.
+_STOP_DEADLINE_S = 2.0
+_SHM_OPTIONS = "rw,nosuid,nodev,noexec,relatime"
+_SELINUX = Path("/sys/fs/selinux/enforce")
+
+
+class MpsDaemon:
+    """The service; *load* returns the config in force, or raises ConfigError."""
+
+    def __init__(
+        self,
+        load: Callable[[], Config],
+        *,
+        healthz: str = "",
+        watch: Watch = watcher,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.load = load
+        self.config = load()
+        self.watch = watch
+        self.clock = clock
+        self.turns = Turns()
+        self.probes = probe_server(healthz, self.report) if healthz else None
+        self.problem = ""
+        self.config_problem = ""
+        self._status = "the driver has not answered yet"
+        # What runs, with the config that it was started with.
+        self._running: tuple[Daemon, ...] = ()
+        self._running_config = self.config
+        self._has_memory = False
+        self._retry_at: float | None = None
+
+    async def run(self) -> None:
+        """Serve until a signal ends the service."""
+        self.turns.take_signals()
+        if self.probes is not None:
+            await self.probes.start()
+        try:
+            await self.serve()
+        finally:
+            if self.probes is not None:
+                await self.probes.close()
+
+    async def serve(self) -> None:
+        """Keep the daemons as the GPUs and the config are, until `turns` ends."""
+        try:
+            async with self.watch(roots(self.config)) as observed:
+                async for turn in self.turns.of(observed, self._timeout):
+                    if turn.is_reload:
+                        await self._load_again()
+                    await self._take(turn.update)
+                await self._stop()
+        finally:
+            await self._stop()
+
+    def _timeout(self) -> float | None:
+        """Return the seconds until a start is tried again, None if none has failed."""
+        return None if self._retry_at is None else max(self._retry_at - self.clock(), 0.0)
+
+    async def _load_again(self) -> None:
+        """Use the config as it is now, and start the daemons again."""
+        try:
+            config = self.load()
+        except ConfigError as error:
+            self.config_problem = str(error)
+            log.error("the new config is not used: %s", error.lines())
+            return
+        self.config_problem = ""
+        self._retry_at = None
+        await self._stop()
+        self.config = config
+
+    async def _take(self, update: Update) -> None:
+        """Start the daemons of *update*, unless they run."""
+        status = update.status
+        self._status = "" if status.state is DriverState.READY else status.reason or "no answer"
+        if status.state is not DriverState.READY or update.model is None:
+            return
+        if self._retry_at is not None and self.clock() < self._retry_at:
+            return
+        try:
+            offer = devices.offer(update.model, self.config)
+            daemons = mps.daemons(offer, update.model)
+            if daemons != self._running:
+                await self._stop()
+                await self._start(daemons)
+        except (LayoutError, MpsError) as error:
+            if self.problem != str(error):
+                log.error("%s", error.lines())
+            self.problem = str(error)
+            self._retry_at = self.clock() + _RETRY_S
+            await self._stop()
+            return
+        self.problem, self._retry_at = "", None
+
+    async def _start(self, daemons: tuple[Daemon, ...]) -> None:
+        """Start *daemons* and write the files that say so; raise MpsError."""
+        # Also if it fails in between, all is put back.
+        self._running, self._running_config = daemons, self.config
+        if not daemons:
+            return
+        root = Path(mps_control.directory(self.config))
+        try:
+            await self._mount_memory(root / "shm")
+            for daemon in daemons:
+                await self._start_one(daemon, root / daemon.name)
+            _touch(root / ".ready")
+        except OSError as error:
+            raise MpsError(
+                f'cannot use "{error.filename}": {error.strerror}',
+                "check --mps-root and the rights of this program",
+            ) from error
+
+    async def _mount_memory(self, path: Path) -> None:
+        if _is_mounted(path):
+            return
+        size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2048
+        options = f"{_SHM_OPTIONS},size={size}k"
+        command = ["mount", "-t", "tmpfs", "-o", options, "shm", str(path)]
+        await mps_control.run(self.config, command, _DEADLINE_S)
+        self._has_memory = True
+
+    async def _start_one(self, daemon: Daemon, directory: Path) -> None:
+        config, name = self.config, daemon.name
+        if _exists(directory / ".started"):
+            # Of a service that was killed.
+            with contextlib.suppress(MpsError):
+                await mps_control.ask(config, name, "quit", _DEADLINE_S)
+        for uuid in daemon.uuids:
+            await mps_control.run(
+                config, [SMI, "-i", uuid, "-c", "EXCLUSIVE_PROCESS"], _DEADLINE_S
+            )
+        pipes = Path(mps_control.pipe_directory(config, name))
+        _make(pipes, Path(mps_control.log_directory(config, name)))
+        if _exists(_SELINUX):
+            label = ["chcon", "-R", "-t", "container_file_t", str(pipes)]
+            await mps_control.run(config, label, _DEADLINE_S)
+        variables = mps_control.variables(config, name)
+        await mps_control.run(config, [CONTROL, "-d"], _DEADLINE_S, variables)
+        for command in daemon.commands():
+            await mps_control.ask(config, name, command, _DEADLINE_S)
+        _touch(directory / ".started")
+        log.info('%s: the MPS control daemon runs; its logs are in "%s"', name, directory / "log")
+
+    async def _stop(self) -> None:
+        """Stop the daemons, and put GPUs and files back; a failure is logged."""
+        daemons, config = self._running, self._running_config
+        self._running = ()
+        if not daemons:
+            return
+        root = Path(mps_control.directory(config))
+        _remove(root / ".ready")
+        await asyncio.gather(*(self._stop_one(daemon, root, config) for daemon in daemons))
+        if self._has_memory:
+            await self._attempt(mps_control.run(config, ["umount", str(root / "shm")], 1.0))
+            self._has_memory = False
+
+    async def _stop_one(self, daemon: Daemon, root: Path, config: Config) -> None:
+        directory = root / daemon.name
+        if _exists(directory / "pipe"):
+            await self._attempt(mps_control.ask(config, daemon.name, "quit", _STOP_DEADLINE_S))
+        resets = (
+            mps_control.run(config, [SMI, "-i", uuid, "-c", "DEFAULT"], _STOP_DEADLINE_S)
+            for uuid in daemon.uuids
+        )
+        await asyncio.gather(*map(self._attempt, resets))
+        await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+        log.info("%s: the MPS control daemon is stopped", daemon.name)
+
+    async def _attempt(self, action: Coroutine[Any, Any, str]) -> None:
+        try:
+            await action
+        except GpuRuntimeError as error:
+            log.error("%s", error.lines())
+
+    def report(self) -> Report:
+        """Return the state of the service for probes."""
+        reasons = [text for text in (self._status, self.problem) if text]
+        names = [daemon.name for daemon in self._running]
+        return Report(tuple(reasons), {"daemons": names, "config_error": self.config_problem})
+
+
+# Short work on files below the MPS root, which is in memory.
+def _exists(path: Path) -> bool:
+    return path.exists()
+
+
+def _make(*paths: Path) -> None:
+    for path in paths:
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def _is_mounted(path: Path) -> bool:
+    _make(path)
+    return path.is_mount()
+
+
+def _touch(path: Path) -> None:
+    path.touch()
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)

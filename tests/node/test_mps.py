@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MPS: the control daemons and the plugin's gate, with fake control programs on PATH."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from node.fake_kubelet import until
+from node.node_host import NodeHost, uuid
+from node.test_device_plugin import GPU, Node, healthy, place, play
+
+from gpunode.cli.device_plugin import load_config
+from gpunode.config.effective import OptionText
+from gpunode.services.mps_daemon import MpsDaemon
+
+__all__ = ["place"]
+PATIENCE_S = 20
+CONFIG = "version: v1\nsharing: {{mps: {{resources: [{{name: gpu, replicas: {0}}}]}}}}\n"
+# Writes its name, arguments, pipe directory and standard input as one line; fails if it is to.
+PROGRAM = """\
+#!/bin/sh
+name=${{0##*/}}
+input=
+[ $# != 0 ] || read -r input
+at=${{CUDA_MPS_PIPE_DIRECTORY:+ @ $CUDA_MPS_PIPE_DIRECTORY}}
+echo "$name${{*:+ $*}}${{input:+ < $input}}$at" >>{log}
+[ ! -e {directory}/$name.fails ] || {{ echo "cannot reach the daemon"; exit 1; }}
+[ "$input" != get_default_active_thread_percentage ] || echo 50.0
+"""
+
+
+@pytest.fixture
+def programs(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Yield a directory on PATH with the programs; their calls are in its file `log`."""
+    directory = place / "bin"
+    directory.mkdir()
+    for name in ("nvidia-cuda-mps-control", "nvidia-smi", "mount", "umount"):
+        text = PROGRAM.format(log=directory / "log", directory=directory)
+        (directory / name).write_text(text)
+        (directory / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+    return directory
+
+
+def calls(programs: Path) -> list[str]:
+    """Return the calls of the programs, and forget them."""
+    log = programs / "log"
+    lines = log.read_text().splitlines() if log.exists() else []
+    log.write_text("")
+    return lines
+
+
+def run(place: Path, host: NodeHost, scenario: Callable[[MpsDaemon], Awaitable[None]]) -> None:
+    """Play *scenario* while the service runs, and end it by its signal."""
+    options = {"mps_root": str(place / "mps"), "nvidia_driver_root": str(host.root)}
+    texts = {name: OptionText(text, f"--{name}") for name, text in options.items()}
+
+    async def play_all() -> None:
+        service = MpsDaemon(
+            lambda: load_config(str(place / "config.yaml"), texts), watch=lambda _: host.watcher()
+        )
+        task = asyncio.create_task(service.run())
+        try:
+            await scenario(service)
+            start = time.monotonic()
+            os.kill(os.getpid(), signal.SIGTERM)
+            await task
+            assert time.monotonic() - start < 5
+        finally:
+            task.cancel()
+
+    asyncio.run(play_all())
+
+
+# 81559 MiB, by whole divisions.
+@pytest.mark.parametrize(
+    ("replicas", "memory", "percent"), [(10, "8155M", "10"), (3, "27186M", "33")]
+)
+def test_the_daemon_is_started_and_stopped(
+    place: Path, programs: Path, replicas: int, memory: str, percent: str
+) -> None:
+    """By exactly these commands; nothing of it is left."""
+    (place / "config.yaml").write_text(CONFIG.format(replicas))
+    root = place / "mps"
+    control = "nvidia-cuda-mps-control"
+    at = f" @ {root}/{GPU}/pipe"
+
+    async def scenario(service: MpsDaemon) -> None:
+        await until((root / ".ready").exists, PATIENCE_S)
+        mount, *rest = calls(programs)
+        assert mount.startswith("mount -t tmpfs -o rw,nosuid,nodev,noexec,relatime,size=")
+        assert mount.endswith(f"k shm {root}/shm")
+        start = [
+            f"nvidia-smi -i {uuid(0)} -c EXCLUSIVE_PROCESS",
+            f"nvidia-smi -i {uuid(1)} -c EXCLUSIVE_PROCESS",
+            f"{control} -d{at}",
+            f"{control} < set_default_device_pinned_mem_limit 0 {memory}{at}",
+            f"{control} < set_default_device_pinned_mem_limit 1 {memory}{at}",
+            f"{control} < set_default_active_thread_percentage {percent}{at}",
+        ]
+        assert rest == start
+        assert (root / GPU / ".started").exists()
+        await until(lambda: service.report().is_ready, PATIENCE_S)
+
+    run(place, NodeHost(place), scenario)
+    quit_, *resets, umount = calls(programs)
+    assert (quit_, umount) == (f"{control} < quit{at}", f"umount {root}/shm")
+    assert sorted(resets) == [f"nvidia-smi -i {uuid(gpu)} -c DEFAULT" for gpu in (0, 1)]
+    assert [path.name for path in root.rglob("*") if path.is_file()] == []
+    assert not (root / GPU).exists()
+
+
+def test_a_start_that_fails_is_put_back(place: Path, programs: Path) -> None:
+    """And says which program has failed; a reload tries again at once."""
+    (place / "config.yaml").write_text(CONFIG.format(2))
+    (programs / "nvidia-smi.fails").touch()
+
+    async def scenario(service: MpsDaemon) -> None:
+        await until(lambda: service.problem, PATIENCE_S)
+        assert "EXCLUSIVE_PROCESS has ended with status 1: cannot reach" in service.problem
+        assert not (place / "mps/.ready").exists()
+        await until(lambda: "umount" in (programs / "log").read_text(), PATIENCE_S)
+        calls(programs)
+        await asyncio.sleep(0.3)
+        assert calls(programs) == []
+        (programs / "nvidia-smi.fails").unlink()
+        service.turns.reload()
+        await until((place / "mps/.ready").exists, PATIENCE_S)
+
+    run(place, NodeHost(place), scenario)
+
+
+def test_the_plugin_waits_for_the_daemon(place: Path, programs: Path) -> None:
+    """Report K14: ready says what is missing, few questions are asked, and then units arrive."""
+    node = Node(place, NodeHost(place), CONFIG.format(2), mps_root=str(place / "mps"))
+    node.plugin.mps_gate.retry_s = 0.2
+
+    async def reasons() -> str:
+        return " ".join((await node.report())[1]["reasons"])
+
+    async def until_reason(text: str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while text not in await reasons():
+            assert time.monotonic() < deadline, await reasons()
+            await asyncio.sleep(0.05)
+
+    async def scenario(node: Node) -> None:
+        await until(lambda: node.plugin.mps_gate.problems, PATIENCE_S)
+        await until_reason(f'the directory "{place}/mps/{GPU}/pipe" of the MPS control daemon')
+        (programs / "nvidia-cuda-mps-control.fails").touch()
+        (place / "mps" / GPU / "pipe").mkdir(parents=True)
+        await until_reason("has ended with status 1: cannot reach the daemon")
+        assert node.kubelet.live() == []
+        calls(programs)
+        await asyncio.sleep(1)
+        assert 1 <= len(calls(programs)) <= 6
+        (programs / "nvidia-cuda-mps-control.fails").unlink()
+        await node.until_units(
+            {GPU: healthy(*(f"{uuid(gpu)}::{n}" for gpu in (0, 1) for n in (0, 1)))}
+        )
+        assert (await node.report())[0] == 200
+
+    play(node, scenario)
