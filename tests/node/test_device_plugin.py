@@ -18,13 +18,14 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from inotify_simple import INotify
 from node.fake_engine import serve_engine
 from node.fake_kubelet import Connection, FakeKubelet, until
 from node.node_host import NodeHost, gpu_lines, mig_uuid, uuid
 
 from gpunode.cli.device_plugin import load_config
 from gpunode.config.effective import OptionText
-from gpunode.kubelet.directory_watch import DirectoryWatch
+from gpunode.kubelet import directory_watch
 from gpunode.kubelet.sockets import KubeletError
 from gpunode.services.device_plugin import DevicePlugin
 from gpuruntime.errors import DriverError, GpuRuntimeError
@@ -257,18 +258,17 @@ def test_a_registration_that_ends_by_a_bug_begins_again(
     place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Otherwise the next kubelet would never hear of the plugin."""
-    refresh = DirectoryWatch.refresh
     failures = iter([RuntimeError("no watch")])
 
-    def fail_once(self: DirectoryWatch) -> bool:
+    def fail_once(**options: bool) -> INotify:
         for failure in failures:
             raise failure
-        return refresh(self)
+        return INotify(**options)
 
     async def scenario(node: Node) -> None:
         await node.until_units({GPU: healthy(uuid(0), uuid(1))})
 
-    monkeypatch.setattr(DirectoryWatch, "refresh", fail_once)
+    monkeypatch.setattr(directory_watch, "INotify", fail_once)
     play(Node(place, NodeHost(place)), scenario)
     assert "no watch" in caplog.text
 
