@@ -128,7 +128,7 @@ class _Reader:
         if isinstance(event, yaml.ScalarEvent):
             value = self._scalar(event)
         elif not self._takes_tag(event.tag):
-            raise _syntax(event, f'the tag "{event.tag}" is not for CDI')
+            raise _syntax(event, f'the tag "{event.tag}" is not supported')
         elif isinstance(event, yaml.SequenceStartEvent):
             value = []
             while not self.parser.check_event(yaml.SequenceEndEvent):
@@ -275,7 +275,7 @@ def _scalar(event: yaml.ScalarEvent) -> object:
     kinds: dict[str, Any] = {"null": type(None), "bool": bool, "int": int, "float": (float, int)}
     kind = kinds.get(tag.removeprefix(_TAG)) if tag.startswith(_TAG) else None
     if kind is None:
-        raise _syntax(event, f'the tag "{tag}" is not for CDI')
+        raise _syntax(event, f'the tag "{tag}" is not supported')
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise _syntax(event, f'"{event.value}" does not match its tag')
     return value

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 1 << 20
 # More than any real file has; aliases count as what they stand for.
+_NAME_A_FILE = "name a regular file that can be read"
 _MAX_SHOWN = 60
 _SCHEMA = os.path.join(os.path.dirname(__file__), "schema.json")
 _MARKER = re.compile(r"---(?:\s|$)")
@@ -92,11 +93,10 @@ def _text(path: str) -> str:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(fd, "rb") as stream:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise _unusable(path, "not a regular file", "name a file")
+                raise _unusable(path, "not a regular file", _NAME_A_FILE)
             data = stream.read(MAX_BYTES + 1)
     except OSError as error:
-        hint = 'name a readable file with "--config-file"'
-        raise _unusable(path, error.strerror or str(error), hint) from error
+        raise _unusable(path, error.strerror or str(error), _NAME_A_FILE) from error
     if len(data) > MAX_BYTES:
         raise _unusable(path, f"larger than {MAX_BYTES} bytes")
     try:
@@ -145,6 +145,7 @@ def _problems(error: jsonschema.ValidationError) -> list[tuple[Path, str, str]]:
     place: Path = tuple(error.absolute_path)
     schema: Any = error.schema
     value: Any = error.instance
+    where = f'"{document.place(place)}"' if place else "the file"
     if error.validator == "additionalProperties":
         names = list(schema["properties"])
         return [
@@ -154,9 +155,7 @@ def _problems(error: jsonschema.ValidationError) -> list[tuple[Path, str, str]]:
         ]
     if error.validator == "required":
         missing = next(name for name in schema["required"] if name not in value)
-        where = document.place(place)
-        return [(place, f'"{where}" has no "{missing}"', f'add "{missing}"')]
-    where = f'"{document.place(place)}"' if place else "the file"
+        return [(place, f'{where} has no "{missing}"', f'add "{missing}"')]
     expected = schema.get("description", "")
     return [(place, f"{where} is {_shown(value)}, not {expected}", f"write {expected}")]
 
