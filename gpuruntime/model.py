@@ -258,8 +258,12 @@ class Driver(Record):
 
     @property
     def missing_program(self) -> str:
-        """A sentence if there is no nvidia-smi and no problem that is about it, else ""."""
-        if self.has_program(SMI) or any(SMI in problem for problem in self.problems):
+        """A sentence if there is no nvidia-smi, else "".
+
+        It is also "" if a problem is about it, and on a Tegra, which need not have it.
+        """
+        is_reported = any(SMI in problem for problem in self.problems)
+        if self.platform != NVML or self.has_program(SMI) or is_reported:
             return ""
         return f'no "{SMI}" on PATH or beside the driver\'s libraries: containers have none'
 

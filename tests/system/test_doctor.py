@@ -972,6 +972,19 @@ def test_the_fabric_and_its_manager(
     assert action in (finding.action or "")
 
 
+def test_the_distribution_and_how_the_driver_is_installed(host: Host) -> None:
+    """A package manager is of no use where the system is an image."""
+    host.file("/etc/os-release", 'NAME=Bottlerocket\nID="bottlerocket"\n')
+    (finding,) = found(host, "platform")
+    assert (finding.status, finding.what.endswith(", Bottlerocket")) == ("ok", True)
+    host.without(LIBRARIES)
+    (finding,) = found(host, "libraries")
+    assert (finding.status, finding.action) == (
+        "fail",
+        "use a variant of Bottlerocket with the NVIDIA driver",
+    )
+
+
 INFORMATION = f"/proc/driver/nvidia/gpus/{BUS_IDS[0]}/information"
 
 

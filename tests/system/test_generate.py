@@ -623,6 +623,24 @@ def test_what_newer_consumers_understand_is_opted_in() -> None:
     assert 'left out of the spec: annotation "gpuruntime/driver-version"' in done.stderr
 
 
+def test_a_missing_nvidia_smi_is_in_the_last_line() -> None:
+    """Nothing that was searched for and not found is silent; a program can be elsewhere."""
+    done = on_host('rm /usr/bin/nvidia-smi; eval "$GENERATE"')
+    assert (done.returncode, 'no "nvidia-smi" on PATH' in done.stderr.splitlines()[-1]) == (
+        0,
+        True,
+    )
+    for option in ("", "--program-search-path /srv/tools"):
+        done = on_host(
+            "mkdir -p /srv/tools; mv /usr/bin/nvidia-smi /srv/tools; "
+            f'PATH=$PATH:/srv/tools eval "$GENERATE {option} --format json"'
+        )
+        assert done.stderr.splitlines()[-1].endswith("required and missing: none")
+        mounts = json.loads(done.stdout)["containerEdits"]["mounts"]
+        by_path = {mount["containerPath"]: mount["hostPath"] for mount in mounts}
+        assert by_path["/usr/bin/nvidia-smi"] == "/srv/tools/nvidia-smi"
+
+
 def test_coherent_memory_is_an_annotation_of_each_full_gpu() -> None:
     """The incumbent's, by each name of the GPU; and the NUMA node of its memory."""
     spec = generated(
