@@ -63,7 +63,7 @@ def refusals(recorder: Recorder) -> None:
         ("cdi-diff-one", ("cdi", "diff", "/nowhere/a")),
         ("cdi-transform-missing", ("cdi", "transform", "root", "--input", "/nowhere/a")),
         ("cdi-transform-relative", ("cdi", "transform", "root", "--relative-to", "x")),
-        ("cdi-generate-mode", ("cdi", "generate", "--mode", "wsl")),
+        ("cdi-generate-mode", ("cdi", "generate", "--mode", "other")),
         ("config-set-none", ("config", "set")),
         ("config-set-unknown", ("config", "set", "no.such=1")),
         ("config-set-bad", ("config", "set", "hook-deadline=x")),

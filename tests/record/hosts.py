@@ -52,7 +52,7 @@ HOSTS = {
         (reports.reports, reports.configs, reports.explanations),
     ),
     "cdi-cases": Host(("--gpus", "1"), (specs.cases,)),
-    "layouts": Host(("--gpus", "2"), (specs.layouts, reports.broken_hosts)),
+    "layouts": Host(("--gpus", "2"), (specs.layouts, specs.platforms, reports.broken_hosts)),
     "separate-root": Host(("--gpus", "2", "--separate-root"), (specs.separate,)),
     "driver-535": Host(
         ("--gpus", "1", "--version", "535.261.03", "--gpu-arch", "0:8.0"), (specs.plain,)

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from recorder import DATA, KEPT, WORK, Recorder
+from creates import container
+from recorder import DATA, KEPT, RUNTIMES, WORK, Recorder
 from requested import VISIBLE
 
 ETC, RUN = Path("/etc/cdi"), Path("/var/run/cdi")
@@ -48,7 +49,9 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "flag-gids": ("--feature-flag", "no-additional-gids-for-device-nodes", "--additional-gids"),
     "flag-bad": ("--feature-flag", "other"),
     **{f"mode-{name}": ("--mode", name) for name in ("nvml", "management", "gds", "mofed")},
-    **{f"mode-{name}": ("--mode", name) for name in ("gdrcopy", "nvswitch", "imex", "csv")},
+    **{f"mode-{name}": ("--mode", name) for name in ("gdrcopy", "nvswitch", "imex", "cc")},
+    # This host is neither a WSL nor a Tegra; `platforms` records these.
+    **{f"mode-{name}": ("--mode", name) for name in ("wsl", "csv")},
     **{
         f"capabilities-{name}": ("--driver-capabilities", name)
         for name in ("compute", "utility", "graphics", "video", "display", "ngx", "compat32")
@@ -224,11 +227,48 @@ def separate(recorder: Recorder) -> None:
     recorder.call("cli-list", WORK / "bin/nvidia-container-cli", "--root", root, "list")
 
 
-def layouts(recorder: Recorder) -> None:
-    """Each distribution's layout of the driver (../driver_roots.py), with the fake NVML in it."""
-    # The trees are inputs, made by the tests' own code beside this file: not by the checkout's.
+def _prepare_imports() -> None:
+    """Let the modules beside this folder be imported, which make the trees of these tests.
+
+    The trees are inputs, so they are not made by the checkout's own code.
+    """
     tests = Path(__file__).resolve().parents[1]
     sys.path[:0] = [str(tests), str(tests.parent)]
+
+
+def platforms(recorder: Recorder) -> None:
+    """Miniature roots of WSL and of a Tegra (../platform_roots.py): specs, and containers."""
+    _prepare_imports()
+    import platform_roots  # noqa: PLC0415
+
+    roots = WORK / "platforms"
+    generate = (recorder.program("gpuruntime"), "cdi", "generate")
+    for name, build in (("wsl", platform_roots.wsl), ("tegra", platform_roots.tegra)):
+        root = build(roots / name).path
+        words = (*generate, "--driver-root", root)
+        recorder.call(f"generate/{name}", *words)
+        recorder.call(f"generate/{name}-separate", *words, "--separate-hooks")
+        for mode in ("wsl", "csv", "nvml"):
+            recorder.call(f"generate/{name}-as-{mode}", *words, "--mode", mode)
+        for mode in ("auto", "csv"):
+            recorder.config(
+                **{
+                    "nvidia-container-cli.root": str(root),
+                    "nvidia-container-runtime.mode": mode,
+                    RUNTIMES: ["runc"],
+                }
+            )
+            recorder.create(f"create/{name}-{mode}", container(f"{VISIBLE}=0"))
+    csv_file = f"{roots}/tegra{platform_roots.CSV}/drivers.csv"
+    devices = ("--csv.file", f"{roots}/tegra{platform_roots.CSV}/devices.csv")
+    words = (*generate, "--driver-root", roots / "tegra", *devices, "--csv.file", csv_file)
+    recorder.call("generate/tegra-files", *words)
+    recorder.call("generate/tegra-ignored", *words, "--csv.ignore-pattern", "**/libcuda.so")
+
+
+def layouts(recorder: Recorder) -> None:
+    """Each distribution's layout of the driver (../driver_roots.py), with the fake NVML in it."""
+    _prepare_imports()
     from driver_roots import LAYOUTS, build  # noqa: PLC0415
 
     ours = recorder.program("gpuruntime")
