@@ -75,7 +75,7 @@ def paths(root: DriverRoot, directory: str, files: Sequence[str]) -> list[tuple[
     for base in dict.fromkeys((root, root.host)):
         listing = base.directory(directory)
         if listing is not None:
-            names = sorted(name for name in listing.names if name.endswith(".csv"))
+            names = sorted(name for name in listing.names if name.endswith(".csv")) or BASE
             ordered = [*(name for name in BASE if name in names), *names]
             return [
                 (base.host_path(listing.join(name)), name in BASE)
@@ -121,7 +121,7 @@ def read(
 
 def _parse(data: bytes, host_path: str, sentences: Sentences, *, is_base: bool) -> list[Entry]:
     entries = []
-    text = data.decode("utf-8", "surrogateescape")
+    text = data.decode("utf-8-sig", "surrogateescape")
     for number, line in enumerate(text.split("\n"), 1):
         words = line.strip()
         if not words or words.startswith("#"):

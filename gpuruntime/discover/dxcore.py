@@ -116,7 +116,8 @@ def _be_child(writer: int, library: str, deadline_s: float) -> int:
     try:
         response = {"stores": _stores(ctypes.CDLL(library))}
     except (OSError, AttributeError, _DxcoreError) as error:
-        response = {"error": escape(str(error))}
+        # The loader's messages begin with the path, which the caller names.
+        response = {"error": escape(str(error).removeprefix(f"{library}: "))}
     nvml.write_response(response)
     return 0
 

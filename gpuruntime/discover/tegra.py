@@ -145,7 +145,12 @@ def _nodes(
     for entry in entries:
         if entry.kind != csv_files.DEVICE or not entry.is_base:
             continue
-        existing = [node for path in _matching(tree, entry.path) if (node := dev.node(path))]
+        try:
+            paths = _matching(tree, entry.path)
+        except DiscoveryError as error:
+            sentences.add(f"{entry.where}: {error.message}")
+            continue
+        existing = [node for path in paths if (node := dev.node(path))]
         if not existing:
             sentences.add(f'{entry.where}: no device node "{entry.path}"')
         nodes.update((node.container_path, node) for node in existing)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import posixpath
 
 from gpuruntime import remedies
-from gpuruntime.discover import driver_table, dxcore, platforms
+from gpuruntime.discover import driver_table, dxcore, platforms, search_paths
 from gpuruntime.errors import DiscoveryError, DriverError
 from gpuruntime.model import WSL, Driver, File, Gpu, GpuNodes, Inventory, Library
 
@@ -50,7 +50,7 @@ def discover(
     node = dev.node(platforms.DXG)
     if node is None or not marks.dxcore:
         raise _unavailable(dev, marks)
-    stores = [root.around(path) for path in dxcore.driver_stores(marks.dxcore, deadline_s)]
+    stores = [_place(root, path) for path in dxcore.driver_stores(marks.dxcore, deadline_s)]
     store, others = _nvidia_stores(stores)
     if store is None:
         raise _no_adapter(stores)
@@ -92,6 +92,14 @@ def _unavailable(dev: DevRoot, marks: platforms.Marks) -> DriverError:
         f'"{platforms.DXG}" below the dev root "{dev.path}" is not a character device',
         remedies.RESTART_WSL,
     )
+
+
+def _place(root: DriverRoot, store: str) -> tuple[DriverRoot, str]:
+    """Return where the driver *store* is, which libdxcore names by its path in WSL.
+
+    That path is below *root* if WSL's root directory is mounted there.
+    """
+    return (root, store) if root.directory(store) is not None else root.around(store)
 
 
 def _nvidia_stores(
@@ -174,6 +182,12 @@ def _names(store: Directory) -> list[str]:
 def _library(root: DriverRoot, path: str, soname: str = "") -> Library:
     """Return the library *path*; raise DiscoveryError. *soname* replaces the one that it has."""
     real, elf = root.library(path)
+    native = search_paths.native_abi()
+    if elf.abi != native:
+        raise DiscoveryError(
+            f'"{root.host_path(real)}" is for {elf.abi or "another machine"}, not for {native}',
+            remedies.INSTALL_FOR_MACHINE,
+        )
     name = posixpath.basename(path)
     soname = soname or elf.soname or name
     row = driver_table.LIBRARIES.get(soname.partition(".so")[0])

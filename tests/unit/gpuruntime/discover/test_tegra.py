@@ -119,6 +119,15 @@ def test_named_csv_files_replace_the_usual_ones(tmp_path: Path) -> None:
     assert not any(item.capability for item in result.driver.files)
 
 
+def test_a_csv_file_of_windows_is_read(tmp_path: Path) -> None:
+    """It begins with a byte order mark, and its lines end with a carriage return."""
+    tree = platform_roots.tegra(tmp_path)
+    tree.file(f"{CSV}/devices.csv", "\ufeffdev, /dev/nvmap\r\ndev, /dev/nvhost-ctrl\r\n")
+    result = discover(tree)
+    assert nodes(result) == {"nvmap", "nvhost-ctrl"}
+    assert result.driver.problems == ()
+
+
 @pytest.mark.parametrize(
     ("pattern", "is_ignored"),
     [
@@ -218,6 +227,7 @@ def test_an_nvml_that_fails_leaves_the_csv_files(tmp_path: Path) -> None:
         ("lib, /open.so", "users other than root can change it"),
         ("lib, /a b.so", "cannot be named in a"),
         ("dir, /many/*", "has over 4096 matches"),
+        ("dev, /many/*", "has over 4096 matches"),
         ("lib, /\udcff.so", "does not exist"),
     ],
 )

@@ -53,6 +53,13 @@ def test_the_store_of_the_adapter_is_mounted(tmp_path: Path, mode: str) -> None:
     assert inventory_json.decode(inventory_json.encode(result)) == result
 
 
+def test_the_store_is_below_the_driver_root(tmp_path: Path) -> None:
+    """The path that libdxcore reports is one in WSL, whose root may be mounted elsewhere."""
+    result = discover(platform_roots.wsl(tmp_path, f"adapter {STORE}"))
+    library = next(item for item in result.driver.libraries if "libcuda.so" in item.host_path)
+    assert library.host_path == f"{tmp_path}{library.container_path}"
+
+
 def test_libcuda_comes_before_its_loader(tmp_path: Path) -> None:
     """Both have one SONAME, which the loader must find in libcuda itself."""
     result = discover(platform_roots.wsl(tmp_path))
@@ -127,6 +134,11 @@ def broken_cuda(tree: Tree) -> None:
     tree.file(f"{STORE}/libcuda.so.1.1", "MZ")
 
 
+def foreign_cuda(tree: Tree) -> None:
+    """Put the libcuda of another machine in its place."""
+    tree.file(f"{STORE}/libcuda.so.1.1", elf("libcuda.so.1", (), "i386"))
+
+
 def empty_dxcore(tree: Tree) -> None:
     """Make libdxcore empty."""
     tree.file("/usr/lib/wsl/lib/libdxcore.so")
@@ -176,6 +188,7 @@ def crash(tree: Tree) -> None:
         (without_cuda, DiscoveryError, "WSL has no NVIDIA adapter"),
         (without_nvml, DiscoveryError, 'no "libnvidia-ml.so.1" in the driver store'),
         (broken_cuda, DiscoveryError, "libcuda.so.1.1"),
+        (foreign_cuda, DiscoveryError, "is for i386, not for "),
         (empty_dxcore, DriverError, "libdxcore.so"),
         (other_dxcore, DriverError, "libdxcore.so"),
         (dxg_is_a_file, DriverError, "is not a character device"),
