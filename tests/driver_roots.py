@@ -57,34 +57,43 @@ OPEN_MODULE_TEXT = (
 )
 
 
-def elf(soname: str | None, needed: Iterable[str] = (), abi: str = "x86-64") -> bytes:
-    """Return a library for *abi* that has nothing but its names."""
+def elf(
+    soname: str | None, needed: Iterable[str] = (), abi: str = "x86-64", interpreter: str = ""
+) -> bytes:
+    """Return a library or program for *abi* that has nothing but its names."""
     names = b"\0"
     offsets = []
-    for name in (soname or "", *needed):
+    for name in (soname or "", *needed, interpreter):
         offsets.append(len(names))
         names += name.encode() + b"\0"
+    interpreter_at = offsets.pop()
     width, machine, flags = _MACHINES[abi]
     wide = width == 2
     header, segment, row = (64, 56, 16) if wide else (52, 32, 8)
-    start = header + 2 * segment
+    count = 3 if interpreter else 2
+    start = header + count * segment
     rows = [(14, offsets[0])] if soname else []
     rows += [(1, offset) for offset in offsets[1:]]
     length = (len(rows) + 3) * row
     rows += [(5, start + length), (10, len(names)), (0, 0)]
     dynamic = b"".join(struct.pack("<QQ" if wide else "<II", *pair) for pair in rows)
     size = start + length + len(names)
-    segments = (
-        [(1, 5, 0, 0, 0, size, size, 4096), (2, 6, start, start, start, length, length, 8)]
+    # Type, flags, offset and length of each.
+    parts = [(1, 5, 0, size), (2, 6, start, length)]
+    if interpreter:
+        parts.append((3, 4, start + length + interpreter_at, len(interpreter) + 1))
+    segments = [
+        (kind, access, at, at, at, long, long, 8)
         if wide
-        else [(1, 0, 0, 0, size, size, 5, 4096), (2, start, start, start, length, length, 6, 4)]
-    )
+        else (kind, at, at, at, long, long, access, 4)
+        for kind, access, at, long in parts
+    ]
     return b"".join(
         [
             struct.pack("<4sBBBB8x", b"\x7fELF", width, 1, 1, 0),
             struct.pack(
                 "<HHIQQQIHHHHHH" if wide else "<HHIIIIIHHHHHH",
-                *(3, machine, 1, 0, header, 0, flags, header, segment, 2, 0, 0, 0),
+                *(3, machine, 1, 0, header, 0, flags, header, segment, count, 0, 0, 0),
             ),
             *(struct.pack("<IIQQQQQQ" if wide else "<8I", *fields) for fields in segments),
             dynamic,
@@ -169,10 +178,10 @@ class Tree:
         for library in libraries:
             self.library(directory, library, abi=abi, flat=flat)
 
-    def programs(self, directory: str = "/usr/bin") -> None:
+    def programs(self, directory: str = "/usr/bin", *, abi: str = "x86-64") -> None:
         """Make the driver's programs."""
         for name in PROGRAMS:
-            self.file(f"{directory}/{name}", elf(None), 0o755)
+            self.file(f"{directory}/{name}", elf(None, abi=abi), 0o755)
 
     def configs(self, *paths: str) -> None:
         """Make the usual files of configuration, or those at *paths*."""
@@ -293,27 +302,38 @@ def _opt(tree: Tree) -> None:
 
 
 def _nixos(tree: Tree) -> None:
-    """Have a farm of links into the store."""
+    """Have a farm of links into the store; programs use a loader there, except their copies."""
     store = "/nix/store/0a1b2c3d4e5f-nvidia-x11-550.163.01-6.6.30"
+    loader = "/nix/store/1a2b3c4d5e6f-glibc-2.39-52/lib/ld-linux-x86-64.so.2"
     tree.libraries(f"{store}/lib", flat=True)
     for library in ALL:
         for name in {library.file(tree.version), library.soname or library.file(tree.version)}:
             tree.link(f"/run/opengl-driver/lib/{name}", f"{store}/lib/{name}")
     for name in PROGRAMS:
-        tree.file(f"{store}-bin/bin/{name}", elf(None), 0o755)
+        tree.file(f"{store}-bin/bin/{name}", elf(None, interpreter=loader), 0o755)
+        tree.file(f"{store}-bin/origBin/{name}", elf(None), 0o755)
         tree.link(f"/run/current-system/sw/bin/{name}", f"{store}-bin/bin/{name}")
-    for path in ("vulkan/icd.d/nvidia_icd.json", "glvnd/egl_vendor.d/10_nvidia.json"):
-        tree.file(f"{store}/share/{path}", "{}\n")
-        tree.link(f"/run/opengl-driver/share/{path}", f"{store}/share/{path}")
+    for path in (
+        "etc/OpenCL/vendors/nvidia.icd",
+        "share/vulkan/icd.d/nvidia_icd.x86_64.json",
+        "share/glvnd/egl_vendor.d/10_nvidia.json",
+    ):
+        tree.file(f"{store}/{path}", "{}\n")
+        tree.link(f"/run/opengl-driver/{path}", f"{store}/{path}")
     tree.firmware()
 
 
 def _talos(tree: Tree) -> None:
-    """Have a C library of its own in an image without one."""
-    tree.libraries("/usr/local/glibc/lib")
-    tree.programs("/usr/local/bin")
-    tree.configs()
-    tree.firmware()
+    """Have all beside a C library of its own, in an image without one."""
+    tree.directory("/usr/lib")
+    tree.link("/lib", "usr/lib")
+    tree.libraries("/usr/local/glibc/usr/lib64")
+    tree.programs("/usr/local/glibc/usr/bin")
+    tree.configs(
+        *(f"usr/local/glibc/{path}" for path in CONFIGS if "vulkan" not in path),
+        *(f"usr/local/glibc/etc/{path[10:]}" for path in CONFIGS if "vulkan" in path),
+    )
+    tree.firmware("/usr/lib/firmware")
 
 
 def _bottlerocket(tree: Tree) -> None:
@@ -413,11 +433,36 @@ def _prefix(tree: Tree) -> None:
     tree.firmware()
 
 
+def _own_tree(tree: Tree) -> None:
+    """In a read-only tree; links to libraries and data, and scripts that start the programs."""
+    for name in ("lib", "bin"):
+        tree.directory(f"/usr/{name}")
+        tree.link(f"/{name}", f"usr/{name}")
+    own = "/usr/local/nvidia"
+    tree.libraries(f"{own}/lib64", flat=True)
+    tree.link(f"{own}/lib", "lib64")
+    names = [library.soname for library in ALL if library.soname]
+    for name in (*names, *(f"{library.name}.so" for library in ALL if library.plain_link)):
+        tree.link(f"/usr/lib/{name}", f"{own}/lib64/{name}")
+    places = (f"{own}/lib64", "/lib")
+    tree.cache(*((name, f"{place}/{name}", "x86-64") for place in places for name in names))
+    tree.programs(f"{own}/bin")
+    for name in PROGRAMS:
+        tree.file(f"/usr/bin/{name}", f'#!/bin/sh\nexec {own}/bin/{name} "$@"\n', 0o755)
+    data = ("vulkan/icd.d/nvidia_icd.json", "glvnd/egl_vendor.d/10_nvidia.json")
+    for path in data:
+        tree.link(f"/usr/share/{path}", f"{own}/share/{path}")
+    tree.configs(*(f"{own}/share/{path}" for path in data))
+    tree.configs(f"{own}/share/vulkan/implicit_layer.d/nvidia_layers.json")
+    tree.firmware(f"{own}/firmware")
+    tree.file("/sys/module/firmware_class/parameters/path", f"{own}/firmware\n")
+
+
 def _aarch64(tree: Tree) -> None:
     """Multi-arch on 64-bit ARM, with libraries for 32 bit."""
     tree.libraries("/usr/lib/aarch64-linux-gnu", abi="aarch64")
     tree.libraries("/usr/lib/arm-linux-gnueabihf", COMPAT32, abi="arm-hard-float")
-    tree.programs()
+    tree.programs(abi="aarch64")
     tree.configs()
     tree.firmware()
 
@@ -436,6 +481,7 @@ LAYOUTS: dict[str, Callable[[Tree], None]] = {
     "nixos": _nixos,
     "opt": _opt,
     "ostree": _ostree,
+    "own-tree": _own_tree,
     "prefix": _prefix,
     "rhel": _rhel,
     "suse": _suse,

@@ -64,15 +64,15 @@ DISTRIBUTIONS = (
         *("NixOS", "nixos"),
         layout="nixos",
         libraries='"/nix/store", linked from "/run/opengl-driver/lib"',
-        programs='"/run/current-system/sw/bin"',
+        programs='"origBin" beside "bin" in the store, where "/run/current-system/sw/bin" leads',
         install='set "hardware.graphics.enable" and "services.xserver.videoDrivers" in the '
         "configuration of NixOS",
     ),
     Distribution(
         *("Talos", "talos"),
         layout="talos",
-        libraries='"/usr/local/glibc/lib"',
-        programs='"/usr/local/bin"',
+        libraries='"/usr/local/glibc/usr/lib64" or "/usr/local/lib"',
+        programs='"/usr/local/glibc/usr/bin" or "/usr/local/bin"',
         install="add the system extensions of the NVIDIA driver to the image of Talos",
     ),
     Distribution(
@@ -151,6 +151,12 @@ DISTRIBUTIONS = (
         layout="prefix",
         libraries="the directory that the configuration of the loader names",
         programs='"bin" beside "lib" of the libraries',
+    ),
+    Distribution(
+        "driver in its own read-only tree",
+        layout="own-tree",
+        libraries='"lib64" of a tree such as "/usr/local/nvidia", also linked from "/usr/lib"',
+        programs='"bin" of that tree, which scripts in "/usr/bin" start',
     ),
     Distribution(
         "another driver root",

@@ -217,8 +217,8 @@ CONFIGS = (
         private=("/etc/nvidia/PRIVATE", "/usr/share/X11/xorg.conf.d"),
     ),
 )
-# Looked for in one place only of several, and put where every loader of Vulkan looks.
-ONCE = ("vulkan/", "vulkansc/")
+# Each name once, in /etc: the loader of Vulkan reads all directories, that of OpenCL only /etc.
+ONCE = ("OpenCL/", "vulkan/", "vulkansc/")
 # Beside the libraries.
 DATA = (Row(CONFIG, "nvidia/wine/*.dll", NGX, "NGX for Wine", since="470"),)
 XORGS = (

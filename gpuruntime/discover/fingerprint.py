@@ -239,6 +239,8 @@ def _other_directories(
 ) -> list[str]:
     """Return the host paths where configuration, data, Xorg modules and firmware can be."""
     bases = places.configurations(root, config_search_paths, data_dirs)
+    if not config_search_paths:
+        bases += places.configurations_beside(around)
     candidates = [
         (where, posixpath.join(base, posixpath.dirname(row.name)))
         for rows, directories in ((driver_table.CONFIGS, bases), (driver_table.DATA, around))

@@ -16,7 +16,7 @@ from gpuruntime.request.capabilities import COMPAT32
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from gpuruntime.discover.root import DriverRoot
     from gpuruntime.model import Library
@@ -58,80 +58,74 @@ class Finder:
         self.problems: list[str] = []
 
     def binaries(self, search_path: Sequence[str], path: str) -> None:
-        """Find each program in the first of the directories of `programs.places`.
+        """Find each program in the first of the directories of `programs.places` that has it.
 
-        The file may be the end of a chain of alternatives. A script is taken only where no
-        directory has the program itself: such a script starts the program by a path of the host.
-        *search_path*, host paths, replaces the usual directories; *path* is the PATH of the host.
+        The file may be the end of a chain of alternatives. *search_path*, host paths, replaces the
+        usual directories; *path* is the PATH of the host. A script that starts the program, or a
+        program that needs the host's own loader, is used only if there is no other.
         """
         places = programs.places(self._root, self._directories, search_path, path)
         for row in driver_table.BINARIES:
-            scripts: list[tuple[programs.Place, str]] = []
-            if not any(self._binary(row, place, scripts) for place in places):
-                self._script(row, scripts)
+            fallback: tuple[programs.Place, str, str] | None = None
+            for place, real in self._programs(row, places):
+                reason = programs.unusable(place.root, real, self._native)
+                if not reason:
+                    self._program(row, place, real)
+                    break
+                fallback = fallback or (place, real, reason)
+            else:
+                if self._private(row) or fallback is None:
+                    continue
+                place, real, reason = fallback
+                self.problems.append(f'"{place.root.host_path(real)}" {reason}')
+                self._program(row, place, real)
 
-    def _binary(
-        self,
-        row: driver_table.Row,
-        place: programs.Place,
-        scripts: list[tuple[programs.Place, str]],
-    ) -> bool:
-        """Add the program *row* in *place*, if it is executable; return whether it is.
+    def _programs(
+        self, row: driver_table.Row, places: Sequence[programs.Place]
+    ) -> Iterator[tuple[programs.Place, str]]:
+        """Yield the executable files of the program *row*, each with the place it is found by."""
+        for place in places:
+            real = self._file(place.root, f"{place.path}/{row.name}")
+            if not real or not place.root.is_executable(real):
+                continue
+            try:
+                programs.check(place)
+            except DiscoveryError as error:
+                self.problems.append(
+                    f'"{place.host_path}/{row.name}" is left out: {error.message}'
+                )
+                continue
+            yield place, real
+            original = self._file(place.root, programs.original(real))
+            if original and place.root.is_executable(original):
+                yield place, original
 
-        A script is added to *scripts* instead.
-        """
-        real = self._file(place.root, f"{place.path}/{row.name}")
-        if not real or not place.root.is_executable(real):
-            return False
-        try:
-            programs.check(place)
-        except DiscoveryError as error:
-            self.problems.append(f'"{place.host_path}/{row.name}" is left out: {error.message}')
-            return False
-        if place.root.is_script(real):
-            scripts.append((place, real))
-            return False
+    def _program(self, row: driver_table.Row, place: programs.Place, real: str) -> None:
         self._add(place.root, row, real, f"{place.container_path}/{row.name}")
-        return True
-
-    def _script(
-        self, row: driver_table.Row, scripts: Sequence[tuple[programs.Place, str]]
-    ) -> None:
-        """Add the first of *scripts* where Debian's directory does not have the program *row*."""
-        if self._private(row) or not scripts:
-            return
-        place, real = scripts[0]
-        self._add(place.root, row, real, f"{place.container_path}/{row.name}")
-        self.problems.append(
-            f'"{place.host_path}/{row.name}" is a script: it works in containers that have the '
-            "program that it starts"
-        )
 
     def configurations(self, search_path: Sequence[str], data_dirs: str) -> None:
         """Find files of configuration and data; *data_dirs* is XDG_DATA_DIRS.
 
         *search_path*, a list of host paths, replaces the usual directories.
         """
-        bases = search_paths.configurations(self._root, search_path, data_dirs)
+        usual = search_paths.configurations(self._root, search_path, data_dirs)
+        beside = [] if search_path else search_paths.configurations_beside(self._directories)
         for row in driver_table.CONFIGS:
-            has_match = False
-            if row.name.startswith(driver_table.ONCE):
-                self._once(row, [*bases, (self._root, "")])
-                continue
-            for root, base in bases:
+            is_once = row.name.startswith(driver_table.ONCE)
+            bases = [*usual, (self._root, "")] if is_once else usual
+            names: set[str] = set()
+            for root, base in dict.fromkeys([*bases, *beside]):
+                # A usual directory may have a link to the file beside the libraries.
+                is_first_only = is_once or (root, base) not in bases
+                place = "/etc" if is_once else search_paths.container_data(base)
                 for path in self._matching(root, base, row.name):
-                    has_match |= self._config(root, row, path, path)
-            if not has_match:
+                    name = path[len(base) + 1 :]
+                    if is_first_only and name in names:
+                        continue
+                    if self._config(root, row, path, f"{place}/{name}"):
+                        names.add(name)
+            if not names:
                 self._private(row)
-
-    def _once(self, row: driver_table.Row, bases: Sequence[Place]) -> None:
-        """Add the files of *row* below /etc, each name once: a loader reads all directories."""
-        names: set[str] = set()
-        for root, base in bases:
-            for path in self._matching(root, base, row.name):
-                name = path[len(base) + 1 :]
-                if name not in names and self._config(root, row, path, f"/etc/{name}"):
-                    names.add(name)
 
     def _config(
         self, root: DriverRoot, row: driver_table.Row, path: str, container_path: str

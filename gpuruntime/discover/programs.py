@@ -11,6 +11,7 @@ import posixpath
 
 from gpuruntime.discover import search_paths
 from gpuruntime.discover.root import DriverRoot, normal
+from gpuruntime.errors import DiscoveryError
 from gpuruntime.record import Record
 
 TYPE_CHECKING = False
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
 
 # Where a container finds a program of a directory that is not on the PATH of an image.
 CONTAINER_DIRECTORY = "/usr/bin"
+# The loaders that images have, by the paths that programs of the driver name.
+_LOADERS = (
+    "/lib64/ld-linux-x86-64.so.2",
+    "/lib/ld-linux.so.2",
+    "/lib/ld-linux-aarch64.so.1",
+    "/lib/ld-linux-armhf.so.3",
+)
+# Beside "bin", where NixOS keeps the programs as NVIDIA built them, for containers.
+_ORIGINALS = "origBin"
 # More entries than this are not a PATH that anybody has written.
 _MAX_PATH_ENTRIES = 200
 
@@ -92,3 +102,32 @@ def check(place: Place) -> None:
     while path not in ("", "/"):
         path = posixpath.dirname(path)
         place.root.trusted_directory(path)
+
+
+def original(path: str) -> str:
+    """Return where NixOS keeps the program *path* as NVIDIA built it."""
+    directory, name = posixpath.split(path)
+    return posixpath.join(posixpath.dirname(directory), _ORIGINALS, name)
+
+
+def unusable(root: DriverRoot, path: str, native: str) -> str:
+    """Return why the program *path* of *root* may not run in a container, "" if it does.
+
+    A host may have a script that starts the program, or have changed the program so that it
+    uses another loader: an image has neither what the script starts nor that loader.
+    """
+    try:
+        _, elf = root.library(path)
+    except DiscoveryError:
+        return (
+            "is not an ELF program: a container may lack what it starts; name the directory of "
+            'the program with "--program-search-path"'
+        )
+    if elf.abi != native:
+        return f"is for {elf.abi or 'another machine'}, not for {native}"
+    if elf.interpreter and elf.interpreter not in _LOADERS:
+        return (
+            f'needs the loader "{elf.interpreter}", which images do not have; name the directory '
+            'of the original program with "--program-search-path"'
+        )
+    return ""

@@ -291,21 +291,6 @@ class DriverRoot:
         except DiscoveryError:
             return False
 
-    def is_script(self, path: str) -> bool:
-        """Return whether the file *path* begins with "#!"."""
-        try:
-            fd = self._open(path)
-            if fd is None:
-                return False
-            try:
-                self._checked(fd, path)
-                with open(reopen(fd, os.O_RDONLY), "rb", buffering=0) as file:
-                    return file.read(2) == b"#!"
-            finally:
-                os.close(fd)
-        except (DiscoveryError, OSError):
-            return False
-
     def _open(self, path: str) -> int | None:
         """Return an O_PATH descriptor of the file that *path* leads to; None if it is missing."""
         sys.audit(LOOK, self.host_path(path))

@@ -52,6 +52,7 @@ _LIBRARIES = (
     "/usr/X11R6/lib64",  # old SUSE releases
     "/usr/X11R6/lib",
     "/usr/local/glibc/lib",  # Talos
+    "/usr/local/glibc/usr/lib64",
     "/usr/local/glibc/usr/lib",
     "/run/opengl-driver/lib",  # NixOS
     "/run/opengl-driver-32/lib",
@@ -198,6 +199,14 @@ def _of_musl(root: DriverRoot, native: str) -> list[str]:
     ]
 
 
+def _prefix(libraries: str) -> str:
+    """Return *libraries* or the directory above it that is "lib" or similar, "/" or "" if none."""
+    prefix = libraries
+    while prefix not in ("", "/") and not _LIBRARY_DIRECTORY.match(posixpath.basename(prefix)):
+        prefix = posixpath.dirname(prefix)
+    return prefix
+
+
 def programs_beside(libraries: str) -> list[str]:
     """Return where a driver can have its programs if its libraries are in *libraries*.
 
@@ -205,9 +214,7 @@ def programs_beside(libraries: str) -> list[str]:
     beside it. Libraries in a directory of the driver below "lib" can have programs there, or in
     the same directory below "libexec". No directory of BINARIES is returned.
     """
-    prefix = libraries
-    while prefix not in ("", "/") and not _LIBRARY_DIRECTORY.match(posixpath.basename(prefix)):
-        prefix = posixpath.dirname(prefix)
+    prefix = _prefix(libraries)
     if prefix in ("", "/"):
         candidates = [libraries, posixpath.join(posixpath.dirname(libraries), "bin")]
     else:
@@ -216,6 +223,35 @@ def programs_beside(libraries: str) -> list[str]:
         if below.startswith("nvidia"):
             candidates += [f"{libraries}/bin", posixpath.join(parent, "libexec", below, "bin")]
     return [path for path in candidates if path != "/" and path not in BINARIES]
+
+
+def configurations_beside(
+    libraries: Iterable[tuple[DriverRoot, str]],
+) -> list[tuple[DriverRoot, str]]:
+    """Return where a driver can have configuration and data if *libraries* are its directories.
+
+    That is "etc" and "share" beside "lib", "lib64" or similar, and "etc" beside a "usr" above it.
+    """
+    directories = []
+    for base, path in libraries:
+        prefix = _prefix(path)
+        if prefix in ("", "/"):
+            continue
+        parent = posixpath.dirname(prefix)
+        parents = [parent]
+        if posixpath.basename(parent) == "usr":
+            parents.append(posixpath.dirname(parent))
+        directories += [(base, posixpath.join(above, "etc")) for above in parents]
+        directories.append((base, posixpath.join(parent, "share")))
+    return list(dict.fromkeys(directories))
+
+
+def container_data(directory: str) -> str:
+    """Return where a container has what is in *directory*, one of configuration or data.
+
+    The loaders of an image look in /etc and /usr/share, whatever the host's look in.
+    """
+    return "/etc" if posixpath.basename(directory) == "etc" else "/usr/share"
 
 
 def loader_configuration(root: DriverRoot) -> list[str]:

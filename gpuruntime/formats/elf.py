@@ -52,17 +52,21 @@ class ElfError(ValueError):
 
 
 class Elf(Record):
-    """The loader's data of a library.
+    """The loader's data of a library or program.
 
-    *abi* is a name in `ldcache_merge.ABI_FLAGS`, or "" for any other machine.
+    *abi* is a name in `ldcache_merge.ABI_FLAGS`, or "" for any other machine. *interpreter* is the
+    path of the loader that a program names, "" if it names none.
     """
 
-    __slots__ = ("abi", "needed", "soname")
+    __slots__ = ("abi", "interpreter", "needed", "soname")
 
-    def __init__(self, abi: str, soname: str | None, needed: tuple[str, ...]) -> None:
+    def __init__(
+        self, abi: str, soname: str | None, needed: tuple[str, ...], interpreter: str = ""
+    ) -> None:
         self.abi = abi
         self.soname = soname
         self.needed = needed
+        self.interpreter = interpreter
 
 
 class _Layout:
@@ -148,17 +152,20 @@ def read(source: bytes | BinaryIO | Reader) -> Elf:
     layout = header.layout
     loads = []
     dynamic = None
+    interpreter = ""
     for segment in header.segments():
         offset, address, length = (segment[field] for field in layout.segment_fields)
         if segment[0] == _LOAD:
             loads.append((address, offset, length))
         elif segment[0] == _DYNAMIC:
             dynamic = offset, length
+        elif segment[0] == _INTERPRETER:
+            interpreter = _read_name(header.read_at, offset, length)
     abi = _abi(header.fields[1], header.width, header.fields[6])
     if dynamic is None:
-        return Elf(abi, None, ())
+        return Elf(abi, None, (), interpreter)
     soname, needed = _read_dynamic(header.read_at, layout, loads, *dynamic)
-    return Elf(abi, soname, needed)
+    return Elf(abi, soname, needed, interpreter)
 
 
 def is_static_program(data: bytes) -> bool:

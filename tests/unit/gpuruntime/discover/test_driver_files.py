@@ -76,7 +76,6 @@ EGL = "share/egl/egl_external_platform.d"
         "/etc/OpenCL/vendors/nvidia.icd",
         "/etc/glvnd/egl_vendor.d/10_nvidia.json",
         "/usr/share/glvnd/egl_vendor.d/10_nvidia.json",
-        "/usr/local/share/glvnd/egl_vendor.d/10_nvidia.json",
         "/etc/egl/egl_external_platform.d/15_nvidia_gbm.json",
         f"/usr/{EGL}/09_nvidia_wayland2.json",
         f"/usr/{EGL}/10_nvidia_wayland.json",
@@ -94,6 +93,46 @@ def test_configuration_keeps_its_place(path: str, tree: Tree) -> None:
     """B006: the same loaders run in the container and look in the same places."""
     tree.file(path, "{}")
     assert paths(tree) == {path: path}
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        ("/usr/local/share/glvnd/egl_vendor.d/10_nvidia.json", "/usr/share"),
+        ("/usr/local/share/nvidia/nvoptix.bin", "/usr/share"),
+        ("/usr/share/OpenCL/vendors/nvidia.icd", "/etc"),
+        ("/share/glvnd/egl_vendor.d/10_nvidia.json", "/usr/share"),
+        ("/opt/gpu/etc/OpenCL/vendors/nvidia.icd", "/etc"),
+        ("/opt/gpu/etc/glvnd/egl_vendor.d/10_nvidia.json", "/etc"),
+        ("/opt/gpu/share/nvidia/nvoptix.bin", "/usr/share"),
+    ],
+)
+def test_configuration_is_where_loaders_of_images_look(
+    path: str, place: str, tmp_path: Path
+) -> None:
+    """They do not know the host's own prefix, nor the directories beside its libraries."""
+    tree = Tree(tmp_path / "root")
+    tree.libraries("/opt/gpu/lib64" if path.startswith("/opt") else "/lib64", COMPUTE)
+    tree.file("/etc/ld.so.conf", "/opt/gpu/lib64\n")
+    tree.file(path, "{}")
+    name = path.partition("share/")[2] or path.partition("etc/")[2]
+    assert paths(tree) == {f"{place}/{name}": path}
+
+
+def test_a_file_beside_the_libraries_is_not_delivered_twice(tmp_path: Path) -> None:
+    """The usual directory comes first: it may have a link to the file, or another file."""
+    tree = Tree(tmp_path / "root")
+    tree.libraries("/opt/gpu/lib64", COMPUTE)
+    tree.file("/etc/ld.so.conf", "/opt/gpu/lib64\n")
+    name = "glvnd/egl_vendor.d/10_nvidia.json"
+    other = "egl/egl_external_platform.d/15_nvidia_gbm.json"
+    for path in (name, other):
+        tree.file(f"/opt/gpu/share/{path}", "{}")
+    tree.file(f"/etc/{name}", "{}")
+    assert paths(tree) == {
+        f"/etc/{name}": f"/etc/{name}",
+        f"/usr/share/{other}": f"/opt/gpu/share/{other}",
+    }
 
 
 @pytest.mark.parametrize(
@@ -156,9 +195,9 @@ def test_data_directories_of_the_environment_are_searched(
     tree.file("/x/glvnd/egl_vendor.d/12_nvidia.json", "{}")
     tree.file("/o p/glvnd/egl_vendor.d/13_nvidia.json", "{}")
     assert sorted(paths(tree)) == [
-        "/opt/share/glvnd/egl_vendor.d/10_nvidia.json",
+        "/usr/share/glvnd/egl_vendor.d/10_nvidia.json",
         "/usr/share/glvnd/egl_vendor.d/11_nvidia.json",
-        "/x/glvnd/egl_vendor.d/12_nvidia.json",
+        "/usr/share/glvnd/egl_vendor.d/12_nvidia.json",
     ]
     assert any("13_nvidia.json" in problem for problem in found(tree).problems)
 
@@ -167,8 +206,11 @@ def test_a_config_search_path_is_in_place_of_the_usual(tree: Tree) -> None:
     """B099: in the root, below it; it had no effect in the incumbent for a year."""
     tree.file("/usr/share/glvnd/egl_vendor.d/10_nvidia.json", "{}")
     tree.file("/srv/config/glvnd/egl_vendor.d/10_nvidia.json", "{}")
-    there = "/srv/config/glvnd/egl_vendor.d/10_nvidia.json"
-    assert paths(tree, "config", f"{tree.path}/srv/config/") == {there: there}
+    assert paths(tree, "config", f"{tree.path}/srv/config/") == {
+        "/usr/share/glvnd/egl_vendor.d/10_nvidia.json": (
+            "/srv/config/glvnd/egl_vendor.d/10_nvidia.json"
+        )
+    }
 
 
 def test_libraries_without_an_icd_are_told(tree: Tree) -> None:

@@ -18,6 +18,8 @@ from gpuruntime.model import Driver
 from gpuruntime.plan import driver_files, gpu_edits
 
 COMPUTE_ONLY = tuple(library for library in ALL if library.name in ("libcuda", "libnvidia-ml"))
+# Where the firmware is that is not in /lib/firmware.
+FIRMWARE = {"arch": "/usr/lib/firmware", "own-tree": "/usr/local/nvidia/firmware"}
 WITH_32_BIT = ("aarch64", "arch", "debian", "gentoo", "rhel", "ubuntu", "void")
 
 
@@ -71,7 +73,7 @@ def test_programs_firmware_and_icds_are_found(layout: str, tmp_path: Path) -> No
     kinds = {kind: [f for f in driver.files if f.kind == kind] for kind in ("binary", "firmware")}
     assert sorted(os.path.basename(f.container_path) for f in kinds["binary"]) == sorted(PROGRAMS)
     assert [f.container_path for f in kinds["firmware"]] == [
-        f"{'/usr/lib' if layout == 'arch' else '/lib'}/firmware/nvidia/{VERSION}/{name}"
+        f"{FIRMWARE.get(layout, '/lib/firmware')}/nvidia/{VERSION}/{name}"
         for name in ("gsp_ga10x.bin", "gsp_tu10x.bin")
     ]
     configs = Counter(os.path.dirname(f.container_path) for f in driver.files)
@@ -266,7 +268,10 @@ def test_search_paths_are_in_place_of_the_usual_directories(tmp_path: Path) -> N
         str(outside.at(f"/share/{name}"))
         for name in ("glvnd/egl_vendor.d/10_nvidia.json", "vulkan/icd.d/nvidia_icd.json")
     )
-    assert configs == {"/etc/vulkan/icd.d/nvidia_icd.json": icd, egl: egl}
+    assert configs == {
+        "/etc/vulkan/icd.d/nvidia_icd.json": icd,
+        "/usr/share/glvnd/egl_vendor.d/10_nvidia.json": egl,
+    }
     inside = find_driver(
         root, VERSION, library_search_path=[f"{tree.path}/usr/lib64"], native="x86-64"
     )

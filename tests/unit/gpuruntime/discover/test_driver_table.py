@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
-from driver_roots import ALL, VERSION, Tree, build
+from driver_roots import ALL, VERSION, Tree, build, elf
 from simhost.artefacts import Library
 
 from gpuruntime.discover import driver_table
@@ -145,7 +145,7 @@ def test_every_file_of_the_table_is_found(tmp_path: Path) -> None:
     tree.programs()
     tree.firmware()
     for row in driver_table.BINARIES:
-        tree.file(f"/usr/bin/{row.name}", "", 0o755)
+        tree.file(f"/usr/bin/{row.name}", elf(None), 0o755)
     found = find_driver(DriverRoot(str(tree.path)), VERSION, native="x86-64")
     assert found.problems == ()
     wanted = {

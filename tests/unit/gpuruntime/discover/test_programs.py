@@ -69,20 +69,6 @@ def test_the_rest_of_path_comes_last(tree: Tree, monkeypatch: pytest.MonkeyPatch
     }
 
 
-def test_a_script_gives_way_to_the_program(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host has scripts in /usr/bin that start the programs of a driver in a tree of its own."""
-    monkeypatch.setenv("PATH", "/usr/bin:/usr/local/nvidia/bin")
-    tree.file("/usr/bin/nvidia-smi", "#!/bin/sh\nexec /usr/local/nvidia/bin/nvidia-smi\n", 0o755)
-    tree.file("/usr/bin/nvidia-debugdump", "#!/bin/sh\nexec /srv/nvidia-debugdump\n", 0o755)
-    program(tree, "/usr/local/nvidia/bin/nvidia-smi")
-    assert programs(tree) == {
-        "/usr/bin/nvidia-smi": "/usr/local/nvidia/bin/nvidia-smi",
-        "/usr/bin/nvidia-debugdump": "/usr/bin/nvidia-debugdump",
-    }
-    (problem,) = driver(tree).problems
-    assert problem.startswith(f'"{tree.path}/usr/bin/nvidia-debugdump" is a script: ')
-
-
 def test_path_counts_for_commands_alone(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines have different ones, and a container must get the same from each."""
     monkeypatch.setenv("PATH", "/opt/gpu/bin")
@@ -134,6 +120,41 @@ def test_a_directory_that_others_can_replace_is_not_used(
 def test_directories_beside_the_libraries(libraries: str, places: list[str]) -> None:
     """Those of Bottlerocket, Flatcar, snaps and NixOS."""
     assert search_paths.programs_beside(libraries) == places
+
+
+NIX_LOADER = "/nix/store/0a1b-glibc-2.39/lib/ld-linux-x86-64.so.2"
+# Contents of /usr/bin/nvidia-smi that do not run in a container, and why not.
+UNUSABLE = {
+    "a script": ('#!/bin/sh\nexec /opt/gpu/bin/nvidia-smi "$@"\n', "is not an ELF program"),
+    "damaged": (elf(None)[:70], "is not an ELF program"),
+    "another loader": (elf(None, interpreter=NIX_LOADER), f'needs the loader "{NIX_LOADER}"'),
+    "another machine": (elf(None, abi="aarch64"), "is for aarch64, not for x86-64"),
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_a_program_that_runs_in_a_container_is_preferred(name: str, tmp_path: Path) -> None:
+    """A later directory has it: the first has what runs on this host alone."""
+    tree = Tree(tmp_path / "root")
+    tree.libraries("/opt/gpu/lib64", COMPUTE)
+    tree.file("/etc/ld.so.conf", "/opt/gpu/lib64\n")
+    tree.file("/usr/bin/nvidia-smi", UNUSABLE[name][0], 0o755)
+    tree.file(
+        "/opt/gpu/bin/nvidia-smi", elf(None, interpreter="/lib64/ld-linux-x86-64.so.2"), 0o755
+    )
+    assert programs(tree) == {"/usr/bin/nvidia-smi": "/opt/gpu/bin/nvidia-smi"}
+    assert driver(tree).problems == ()
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_the_only_program_is_delivered_with_a_warning(name: str, tree: Tree) -> None:
+    """The image may have what it needs."""
+    content, reason = UNUSABLE[name]
+    tree.file("/usr/bin/nvidia-smi", content, 0o755)
+    assert programs(tree) == {"/usr/bin/nvidia-smi": "/usr/bin/nvidia-smi"}
+    (problem,) = driver(tree).problems
+    assert problem.startswith(f'"{tree.path}/usr/bin/nvidia-smi" {reason}')
+    assert driver(tree).missing_program == ""
 
 
 def test_usr_sbin_that_is_a_link_is_usr_bin(tree: Tree) -> None:

@@ -61,12 +61,14 @@ def by_pyelftools(path: Path) -> tuple[elf.Elf, bool, list[bytes | None]]:
         sonames = [tag.soname for tag in tags if tag.entry.d_tag == "DT_SONAME"]
         needed = tuple(tag.needed for tag in tags if tag.entry.d_tag == "DT_NEEDED")
         abi = ABIS.get((theirs["e_machine"], theirs.elfclass), "other")
-        is_static = theirs.elfclass == 64 and not any(s["p_type"] == "PT_INTERP" for s in segments)
+        loaders = [s.get_interp_name() for s in segments if s["p_type"] == "PT_INTERP"]
+        is_static = theirs.elfclass == 64 and not loaders
         sections = [theirs.get_section_by_name(name.decode()) for name in SECTIONS]
         contents = [
             s.data() if s is not None and s["sh_type"] == "SHT_NOTE" else None for s in sections
         ]
-    return elf.Elf(abi, sonames[0] if sonames else None, needed), is_static, contents
+    loader = loaders[0] if loaders else ""
+    return elf.Elf(abi, sonames[0] if sonames else None, needed, loader), is_static, contents
 
 
 def by_us(path: Path) -> tuple[elf.Elf, bool, list[bytes | None]]:
