@@ -39,7 +39,7 @@ TIERS = ("unit", "property", "conformance", *PRIVILEGED)
 OUTCOMES = {"passed": "passed", "failed": "failed", "error": "failed", "skipped": "skipped"}
 
 pytest.register_assert_rewrite("containers.seen", "containers.labspec")
-pytest_plugins = ("catalogue",)
+pytest_plugins = ("catalogue", "deadline")
 # No deadline: what an example takes depends on what else the machine does.
 settings.register_profile("usual", max_examples=effort.tries(100), deadline=None)
 settings.load_profile("usual")
@@ -48,6 +48,8 @@ ISOLATED = Path(__file__).parent / "simhost" / "isolated.py"
 # In the environment of what is started by that.
 MARK = "GPURUNTIME_TEST_ISOLATED"
 CAP_SYS_ADMIN = 21
+# The files of such a directory share a fixture of the session, so one worker has all of them.
+TOGETHER = ("tests/kubernetes/",)
 EXISTING = pytest.StashKey[list[str]]()
 LEFTOVERS = pytest.StashKey[list[str]]()
 
@@ -67,9 +69,26 @@ class Workers:
             for spec in specs:
                 spec.python = shlex.join([sys.executable, str(ISOLATED), sys.executable])
 
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
+        """Return what hands out files, and each directory of TOGETHER as one."""
+        return scheduler(config, log) if config.getoption("dist") == "loadfile" else None
+
     def pytest_testnodedown(self, node: Any) -> None:
         """Keep the leftovers that a worker reports."""
         node.config.stash[LEFTOVERS] += getattr(node, "workeroutput", {}).get("left", [])
+
+
+def scheduler(config: pytest.Config, log: Any) -> Any:
+    """Return the scheduler of `--dist loadfile` with the directories of TOGETHER."""
+    from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 (where it is installed)
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            """Return the name of what one worker gets at once."""
+            directories = [name for name in TOGETHER if nodeid.startswith(name)]
+            return directories[0] if directories else super()._split_scope(nodeid)
+
+    return Scheduling(config, log)
 
 
 def may_isolate() -> bool:

@@ -17,6 +17,8 @@ from typing import Any
 
 from cluster import NODE, Cluster, ClusterError, daemon_set, fail, pod, until
 
+import deploy
+
 BIN = Path(sys.prefix, "bin")
 # Short, since paths of sockets are limited; not in /run, which the cluster has one of its own of.
 WORK = Path(tempfile.mkdtemp(prefix="k", dir="/tmp"))
@@ -125,15 +127,17 @@ def main() -> None:
     if "SIMHOST" not in os.environ:
         sys.exit("scenario: run this on the simulated host: simhost.py run -- scenario.py")
     os.environ["PATH"] = f"{os.environ['PATH']}:/usr/sbin:/sbin"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "work", WORK], check=True)
+    # The cluster makes directories in /var/lib, which is also that of other tests.
+    for place in (WORK, Path("/var/lib")):
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "work", place], check=True)
     cluster = Cluster(WORK / "s", BIN / "gpu-container-runtime")
     results: dict[str, Any] = {"namespace": os.readlink("/proc/self/ns/pid")}
     try:
         with cluster.up():
-            for play in (life, refused, in_pod):
+            for play in (life, refused, in_pod, deploy.apply, deploy.rights, deploy.removal):
                 results[play.__name__] = play(cluster)
     except ClusterError as error:
-        fail(error, [LOG, *sorted((WORK / "s/logs").glob("kubelet.log"))])
+        fail(error, [LOG, *(WORK / "s/logs" / name for name in ("kubelet.log", "apiserver.log"))])
     print(json.dumps(results))
 
 

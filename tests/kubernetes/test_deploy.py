@@ -3,14 +3,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from containers import seen
 
-SCENARIO = Path(__file__).with_name("deploy.py")
-TIMEOUT_S = 400
 # The one attempt that succeeds, of one account in a pod.
 ALLOWED = "label of ours"
 # Attempts that the rights on nodes allow, and the policy refuses, with its words.
@@ -22,13 +18,7 @@ POLICY = {
     "finalizer": "nothing but labels",
     "unschedulable": "nothing but labels",
 }
-pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module")
-def results() -> dict[str, Any]:
-    """Return the answers of the API server."""
-    return seen.play(program=SCENARIO, host=["--gpus", "2"], timeout=TIMEOUT_S)
+pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.deadline(450)]
 
 
 def test_the_server_takes_every_folder(results: dict[str, Any]) -> None:
@@ -47,7 +37,7 @@ def test_an_account_without_rights_is_refused_all(results: dict[str, Any], accou
 def test_feature_discovery_may_set_our_labels_of_its_own_node(results: dict[str, Any]) -> None:
     """The control of the test below, and the service itself with this account."""
     assert results["rights"]["feature-discovery"][ALLOWED] == ""
-    assert results["rights"]["labels"]["nvidia.com/gpu.count"] == "2"
+    assert results["rights"]["labels"]["nvidia.com/gpu.count"] == "4"
 
 
 def test_feature_discovery_is_refused_all_else(results: dict[str, Any]) -> None:

@@ -1181,6 +1181,8 @@ class TestSimulated:
     def test_an_engine_that_was_told_and_not_restarted(self, tmp_path: Path) -> None:
         """B009: from the command that configures it to the daemon that knows."""
         with ShimHost(tmp_path, "--gpus", "1") as host:
+            # The machine's /var may have a kubelet's directory, with which containerd matters too.
+            host.shell("mount -t tmpfs none /var/lib")
             daemon = "printf '#!/bin/sh\nwhile :; do sleep 1; done\n' > /usr/local/bin/dockerd"
             start = "/usr/local/bin/dockerd </dev/null >/dev/null 2>&1 & echo $!; sleep 0.2"
             pid = host.shell(f"{daemon}; chmod 755 /usr/local/bin/dockerd; {start}")

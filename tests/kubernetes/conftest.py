@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One cluster for the tests of this directory, all of one worker (TOGETHER in ../conftest.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from containers import seen
+
+SCENARIO = Path(__file__).with_name("scenario.py")
+# A cluster that does not come up must not hold up the other tests.
+TIMEOUT_S = 400
+
+
+@pytest.fixture(scope="session")
+def results() -> dict[str, Any]:
+    """Return what the pods, the node and the accounts have seen."""
+    return seen.play(program=SCENARIO, host=["--gpus", "4"], timeout=TIMEOUT_S)
