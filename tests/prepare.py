@@ -72,17 +72,20 @@ def wheels() -> None:
 
 
 def dependencies() -> None:
-    """Have `make install` unpack the command line's dependencies, which it keeps.
+    """Have `make install` unpack what the command lines depend on, which it keeps.
 
     Each worker has a copy of build/ of its own, and would unpack them again.
     """
     pinned = PINS.stat().st_mtime
-    if any(path.stat().st_mtime > pinned for path in INSTALL.glob("python*")):
+    if all(
+        any(path.stat().st_mtime > pinned for path in INSTALL.glob(f"python*-{name}-*"))
+        for name in ("runtime", "node")
+    ):
         return
     # What an outer make tells its children is not for this one.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     with tempfile.TemporaryDirectory() as place:
-        command = ["make", "--no-print-directory", "install", f"DESTDIR={place}"]
+        command = ["make", "--no-print-directory", "install", "NODE=1", f"DESTDIR={place}"]
         done = subprocess.run(
             [*command, f"PYTHON={sys.executable}"],
             cwd=TREE, env=kept, capture_output=True, text=True, check=False,

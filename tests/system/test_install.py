@@ -286,19 +286,14 @@ def test_what_ended_early_is_undone_or_done_again(tmp_path: Path) -> None:
     assert contents(tmp_path) == before
 
 
-def test_without_the_incumbents_names_there_is_no_config(tmp_path: Path) -> None:
-    """It would hide one that is looked for later."""
-    installed_into(tmp_path)
-    assert sorted(os.listdir(tmp_path / PREFIX / "bin")) == OURS
-    assert not (tmp_path / "etc").exists()
-    assert make("uninstall", tmp_path)[0] == 0
-    assert contents(tmp_path) == {}
-
-
 def test_the_services_of_a_node_are_there_if_they_are_asked_for(tmp_path: Path) -> None:
-    """With what they need, in a directory that the other programs do not import from."""
+    """With what they need, in a directory that the other programs do not import from.
+
+    Without the incumbent's names there is no config: it would hide one that is looked for later.
+    """
     installed_into(tmp_path, "NODE=1")
     assert sorted(os.listdir(tmp_path / PREFIX / "bin")) == sorted([*OURS, "gpu-node"])
+    assert not (tmp_path / "etc").exists()
     assert (tmp_path / PREFIX / "share/man/man1/gpu-node-device-plugin.1").exists()
     assert (tmp_path / LIBRARY / "node" / "grpclib" / "__init__.py").exists()
     for name in ("gpu-node", "gpuruntime"):

@@ -34,8 +34,9 @@ def build(place: Path, **options: Any) -> Path:
 
 
 def pip(python: Path, *words: object) -> None:
-    """Have the pip of *python* do something, and say what it said if it cannot."""
-    command = [python, "-m", "pip", *words, "-qq", "--disable-pip-version-check"]
+    """Have pip do something for *python*, and say what it said if it cannot."""
+    own = [sys.executable, "-m", "pip", "--python", python]
+    command = [*own, *words, "-qq", "--disable-pip-version-check"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -50,7 +51,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def venv(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a virtual environment with the wheel, installed from local files alone."""
     place = tmp_path_factory.mktemp("place") / "venv"
-    subprocess.run([sys.executable, "-m", "venv", place], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
     python = place / "bin" / "python"
     pip(python, "install", "--no-index", "--find-links", prepare.WHEELS, wheel)
     return place
