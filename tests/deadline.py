@@ -3,13 +3,12 @@
 
 The setup, the call and the teardown of a test may each take LIMIT_S, or as many seconds as its
 mark says: `@pytest.mark.deadline(400)`. A timer then interrupts the main thread, again every
-AGAIN_S while the test handles that. A thread that does not run Python code any more cannot be
-interrupted: then the process prints the traceback of each thread and ends.
+AGAIN_S while the test handles that. There is no thread that could end the process as well: many
+tests fork, which needs a process of one thread.
 """
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import signal
 from collections.abc import Generator
@@ -20,8 +19,6 @@ import pytest
 
 LIMIT_S = 240.0
 AGAIN_S = 20.0
-# Until the process ends by force.
-MERCY_S = 120.0
 # The full matrices have more containers in one fixture.
 FACTOR = 5 if effort.IS_FULL else 1
 
@@ -31,7 +28,7 @@ class DeadlineError(BaseException):
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Add the mark, and a traceback of this process's own where it cannot be interrupted."""
+    """Add the mark."""
     config.addinivalue_line("markers", "deadline(seconds): how long each phase may take")
 
 
@@ -49,12 +46,10 @@ def _interrupt(item: pytest.Item, phase: str, seconds: float) -> None:
 
     signal.signal(signal.SIGALRM, expire)
     signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
-    faulthandler.dump_traceback_later(seconds + MERCY_S, exit=True)
 
 
 def _stop() -> None:
-    """End the timers."""
-    faulthandler.cancel_dump_traceback_later()
+    """End the timer of the phase."""
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
