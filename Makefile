@@ -144,12 +144,13 @@ perf: setup ## count the instructions of loading and generating CDI specs
 # launcher that repeats no create. PEER: another device plugin with the same flags. Words of the command are in
 # the page that DOC=1 writes.
 BENCH_WORDS = $(foreach word,REPS FIRST REPLAY,$(if $($(word)),$(word)=$($(word)))) $(if $(RUNTIME),RUNTIME="$(RUNTIME)")
-bench: needs-root setup ## measure our cost between engines and runc, as a device plugin and as an exporter: make bench REPS=40 FIRST=1 RUNTIME=NAME=PATH PEER=PATH DOC=1
+bench: needs-root setup ## measure our cost between engines and runc, as a device plugin, as an agent and as an exporter: make bench REPS=40 FIRST=1 RUNTIME=NAME=PATH PEER=PATH DOC=1
 	@PYTHONPATH=tests $(BIN)/python tests/bench/measure.py --reps '$(or $(REPS),40)' $(if $(FIRST),--first) \
 	  $(if $(filter off,$(REPLAY)),--without-replay) \
 	  $(if $(VIEWS),--views --out build/bench/views.json) $(if $(DOC),--doc docs/development/performance.md) \
 	  $(foreach other,$(RUNTIME),--runtime '$(other)') --said '$(strip $(BENCH_WORDS))'
 	@PYTHONPATH=tests PEER='$(PEER)' $(BIN)/python tests/bench/device_plugin.py
+	@PYTHONPATH=tests $(BIN)/python tests/bench/agent.py
 	@PYTHONPATH=tests $(BIN)/python tests/bench/exporter.py
 
 fuzz: setup ## fuzz every parser of privileged code, print executions and coverage: make fuzz SECONDS=30

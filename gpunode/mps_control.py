@@ -15,6 +15,8 @@ from gpuruntime.errors import GpuRuntimeError, escape
 
 CONTROL = "nvidia-cuda-mps-control"
 SMI = "nvidia-smi"
+# A daemon that works answers it with a percentage.
+QUESTION = "get_default_active_thread_percentage"
 # Where the MPS root of the host is mounted in a container, by convention.
 _MOUNTED_ROOT = "/mps"
 _MAX_SHOWN = 200

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator
 
 import httpx2
-from lightkube import Client
+from lightkube import AsyncClient, Client
 from lightkube.config.kubeconfig import KubeConfig
 from lightkube.core.exceptions import ApiError, ConfigError
 
@@ -15,7 +15,9 @@ from gpuruntime.errors import GpuRuntimeError
 
 FIELD_MANAGER = "gpu-node"
 _DEADLINE_S = 10.0
-_FORBIDDEN, _NOT_FOUND = 403, 404
+_FORBIDDEN, _NOT_FOUND, _GONE = 403, 404, 410
+_LABEL_HINT = "give the service account the rights of deploy/base/feature-discovery"
+NODE_HINT = "let the service account get and watch nodes"
 
 
 class ApiServerError(GpuRuntimeError):
@@ -29,15 +31,38 @@ class ApiServerError(GpuRuntimeError):
         self.status = status
 
 
+class GoneError(ApiServerError):
+    """The version from which a watch was to start is too old."""
+
+
 def connect(kubeconfig: str = "") -> Client:
     """Return a client of the cluster of this pod, or of that in the file *kubeconfig*.
 
     Without a file, KUBECONFIG and ~/.kube/config are tried after the pod's service account.
     Raises ApiServerError; nothing is requested yet.
     """
+    with _connecting():
+        return Client(
+            _config(kubeconfig), field_manager=FIELD_MANAGER, timeout=httpx2.Timeout(_DEADLINE_S)
+        )
+
+
+def connect_async(kubeconfig: str = "") -> AsyncClient:
+    """Do the same as `connect` for a client of the event loop."""
+    with _connecting():
+        return AsyncClient(
+            _config(kubeconfig), field_manager=FIELD_MANAGER, timeout=httpx2.Timeout(_DEADLINE_S)
+        )
+
+
+def _config(kubeconfig: str) -> KubeConfig:
+    return KubeConfig.from_file(kubeconfig) if kubeconfig else KubeConfig.from_env()
+
+
+@contextlib.contextmanager
+def _connecting() -> Iterator[None]:
     try:
-        config = KubeConfig.from_file(kubeconfig) if kubeconfig else KubeConfig.from_env()
-        return Client(config, field_manager=FIELD_MANAGER, timeout=httpx2.Timeout(_DEADLINE_S))
+        yield
     except (ConfigError, OSError, ValueError) as error:
         raise ApiServerError(
             f"cannot find the API server: {error}", "run this in a pod, or name --kubeconfig"
@@ -45,18 +70,22 @@ def connect(kubeconfig: str = "") -> Client:
 
 
 @contextlib.contextmanager
-def request(what: str) -> Iterator[None]:
-    """Turn the errors of a request into ApiServerError; *what* says what it does."""
+def request(what: str, rights: str = _LABEL_HINT) -> Iterator[None]:
+    """Turn the errors of a request into ApiServerError; *what* says what it does.
+
+    *rights* is the hint if the API server forbids it.
+    """
     try:
         yield
     except ApiError as error:
         hints = {
-            _FORBIDDEN: "give the service account the rights of deploy/base/feature-discovery",
+            _FORBIDDEN: rights,
             _NOT_FOUND: "check the name of the node, and that the resource is installed",
         }
         status = error.status.code or 0
         hint = hints.get(status, "look at the log of the API server")
-        raise ApiServerError(f"cannot {what}: {error.status.message}", hint, status) from error
+        kind = GoneError if status == _GONE else ApiServerError
+        raise kind(f"cannot {what}: {error.status.message}", hint, status) from error
     except (httpx2.HTTPError, OSError) as error:
         raise ApiServerError(
             f"cannot {what}: {str(error) or type(error).__name__}",

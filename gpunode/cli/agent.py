@@ -1,30 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpu-node agent`: several services in one process, with one watcher."""
+"""`gpu-node agent`: several services in one program, with one watcher."""
 
 from __future__ import annotations
 
-import importlib
+import asyncio
 import os
 import socket
-import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpunode import service_log
-from gpunode.cli.main import COMMANDS
-from gpunode.config.settings import AUTO
-from gpuruntime.errors import ArgumentError
+from gpunode.cli import agent_services
+from gpunode.cli.agent_services import DEVICE_PLUGIN, EXPORTER, FEATURE_DISCOVERY, SERVICES
+from gpuruntime.errors import ArgumentError, ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gpunode.config.file import ConfigFile
     from gpunode.services.agent import Agent
-
-DEVICE_PLUGIN, EXPORTER, FEATURE_DISCOVERY = "device-plugin", "exporter", "feature-discovery"
-_SCHEMA = str(Path(__file__).parent.parent / "config" / "agent_schema.json")
-# Options that the agent has for all of its services.
-_OF_AGENT = (*("config-file", "healthz", "log-format", "once", "oneshot", "nvidia-driver-root"),)
+    from gpunode.services.config_choice import ConfigChoice
+    from gpunode.services.unprivileged import Helper
 
 
 @click.command()
@@ -44,133 +41,175 @@ _OF_AGENT = (*("config-file", "healthz", "log-format", "once", "oneshot", "nvidi
     help="Form of the log lines on standard error.  [default: text]",
 )
 def agent(*, config_path: str, log_format: str) -> None:
-    """Run several services in one process.
+    """Run several services in one program.
 
-    They share one watcher of the driver. The exporter is a child process of the user nobody, which
-    gets what the watcher reports. SIGHUP has each service read its config file again.
+    They share one watcher of the driver. Only what must be root is: what serves HTTP and reads the
+    answers of the kubelet and the API server is a child process of the user nobody. A service or
+    process that ends is started again, and does not end the others. SIGHUP has each service read
+    its config file again.
     """
     service_log.start(log_format)
-    file = read(config_path)
-    contexts = {name: context(file, name) for name in file.get(("services",))}
-    import asyncio  # noqa: PLC0415 (--help and errors do not need the services)
-
-    exporter = None
-    if EXPORTER in contexts:
-        # Before files are opened or threads are started.
-        exporter = _start_exporter(contexts.pop(EXPORTER))
+    file = agent_services.read(config_path)
+    arguments = {name: agent_services.arguments(file, name) for name in file.get(("services",))}
 
     async def serve() -> None:
-        await _agent(file, contexts, exporter).run()
+        await _agent(file, arguments, log_format).run()
 
     asyncio.run(serve())
 
 
-def read(path: str) -> ConfigFile:
-    """Return the config file of the agent; raise ConfigError."""
-    from gpunode.config import file as files  # noqa: PLC0415
-
-    return files.read(path, _SCHEMA)
-
-
-def context(file: ConfigFile, name: str) -> click.Context:
-    """Return the options of the service *name*, as its command has them; raise ConfigError."""
-    module, attribute, _ = COMMANDS[name]
-    command: click.Command = getattr(importlib.import_module(module), attribute)
-    place = ("services", name)
-    options: dict[str, Any] = file.get(place) or {}
-    for option in options:
-        if option in _OF_AGENT:
-            problem = f'"services.{name}.{option}" is not a setting of one service'
-            raise file.error((*place, option), problem, "remove it: the agent has it for all")
-    if name == DEVICE_PLUGIN:
-        options = {"device-list-strategy": AUTO, **options}
-    arguments = [f"--{option}={_text(value)}" for option, value in options.items()]
-    if name != EXPORTER:
-        shared = {"nvidia-driver-root": ("driver-root",), "config-file": ("config-file",)}
-        arguments += [f"--{key}={file.get(at)}" for key, at in shared.items() if file.get(at)]
-    try:
-        return command.make_context(name, arguments)
-    except click.UsageError as error:
-        problem = f'cannot use "services.{name}": {error.format_message()}'
-        raise file.error(place, problem, f'"gpu-node {name} --help" has the options') from error
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _start_exporter(ctx: click.Context) -> tuple[int, socket.socket]:
-    """Start the exporter as the user nobody; return its process, and the socket for the relay."""
-    from gpunode.kubelet import pod_resources  # noqa: PLC0415
-    from gpunode.services import least_rights  # noqa: PLC0415
-
-    path = ctx.params["pod_resources_socket"]
-    asks_kubelet = ctx.params["kubernetes"]
-    if asks_kubelet is None:
-        asks_kubelet = os.path.isdir(os.path.dirname(path))
-    relay, their_relay = socket.socketpair()
-    pods, their_pods = socket.socketpair()
-    pid = least_rights.start_child()
-    if pid == 0:
-        relay.close()
-        pods.close()
-        _run_exporter(ctx, their_pods if asks_kubelet else None, their_relay)
-    their_relay.close()
-    their_pods.close()
-    threading.Thread(target=pod_resources.forward, args=(pods, path), daemon=True).start()
-    return pid, relay
-
-
-def _run_exporter(ctx: click.Context, pods: socket.socket | None, relay: socket.socket) -> None:
-    """Serve until a signal, and exit."""
-    import asyncio  # noqa: PLC0415
-    import sys  # noqa: PLC0415
-
-    from gpunode.cli.exporter import service  # noqa: PLC0415
-    from gpunode.services.exporter import Exporter  # noqa: PLC0415
-    from gpunode.services.shared_watcher import RelayedWatcher  # noqa: PLC0415
-    from gpuruntime.errors import GpuRuntimeError  # noqa: PLC0415
-
-    exporter: Exporter
-
-    async def serve() -> None:
-        nonlocal exporter
-        watcher = RelayedWatcher(relay, lambda: exporter.report().is_ready)
-        exporter = service(ctx.params, pods, lambda: watcher)
-        await exporter.run()
-
-    try:
-        asyncio.run(serve())
-    except GpuRuntimeError as error:
-        print(f"error: {error.lines()}", file=sys.stderr)  # noqa: T201 (messages go to stderr)
-        os._exit(error.exit_code)
-    os._exit(0)
-
-
-def _agent(
-    file: ConfigFile,
-    contexts: dict[str, click.Context],
-    exporter: tuple[int, socket.socket] | None,
-) -> Agent:
-    """Return the agent with the services of *contexts*; raise ArgumentError or ConfigError."""
+def _agent(file: ConfigFile, arguments: Mapping[str, list[str]], log_format: str) -> Agent:
+    """Return the agent with the services of *arguments*; raise ArgumentError or ConfigError."""
     from gpunode.config.effective import Config  # noqa: PLC0415
-    from gpunode.services.agent import Agent, Service  # noqa: PLC0415
+    from gpunode.services.agent import Agent  # noqa: PLC0415
     from gpunode.services.observation import watcher  # noqa: PLC0415
+    from gpunode.services.service_group import ServiceGroup  # noqa: PLC0415
     from gpunode.services.shared_watcher import SharedWatcher  # noqa: PLC0415
     from gpunode.services.spec_files import roots  # noqa: PLC0415
+    from gpunode.services.surroundings import Surroundings  # noqa: PLC0415
 
     root = file.get(("driver-root",)) or "/"
     observed = watcher(roots(Config(nvidia_driver_root=root, nvidia_dev_root=root)))
-    services: dict[str, Service] = {}
-    for name, ctx in contexts.items():
-        module = importlib.import_module(COMMANDS[name][0])
-        services[name] = module.service(ctx, lambda _: SharedWatcher(observed))
-    plugin = services.get(DEVICE_PLUGIN)
-    config = getattr(plugin, "config", None)
-    if config is not None and config.nvidia_driver_root != root:
+    choice = _choice(file)
+    surroundings = Surroundings(lambda _: SharedWatcher(observed), choice.load_path)
+    contexts = {name: agent_services.context(name, texts) for name, texts in arguments.items()}
+    makers = {
+        name: agent_services.maker(name, ctx, surroundings)
+        for name, ctx in contexts.items()
+        if SERVICES[name].is_root
+    }
+    if choice.path and DEVICE_PLUGIN in makers:
+        _check_root(makers[DEVICE_PLUGIN](), root)
+    result = Agent(observed, ServiceGroup(makers), choice)
+    _add_child(result, file, contexts, arguments, log_format)
+    return result
+
+
+def _check_root(plugin: Any, root: str) -> None:  # noqa: ANN401 (a DevicePlugin)
+    """Raise ArgumentError if the config file has another driver root than the agent."""
+    if plugin.config.nvidia_driver_root != root:
         raise ArgumentError(
-            f'the device plugin has the driver root "{config.nvidia_driver_root}", and the agent '
-            f'"{root}"',
+            f'the device plugin has the driver root "{plugin.config.nvidia_driver_root}", and the '
+            f'agent "{root}"',
             'set "driver-root" in the config of the agent',
         )
-    return Agent(observed, services, exporter, healthz=file.get(("healthz",)) or "")
+
+
+def _choice(file: ConfigFile) -> ConfigChoice:
+    """Return the config file that the services use, or the choice of one; raise ConfigError."""
+    from gpunode.config import named  # noqa: PLC0415
+    from gpunode.services.config_choice import ConfigChoice, NamedConfigs  # noqa: PLC0415
+
+    section: dict[str, Any] | None = file.get(("node-config",))
+    if section is None:
+        return ConfigChoice(file.get(("config-file",)) or "")
+    if file.get(("config-file",)):
+        raise file.error(
+            ("config-file",),
+            '"config-file" and "node-config" exclude each other',
+            "remove one of them",
+        )
+    strategies = section.get("fallback-strategies", [named.NAMED, named.SINGLE])
+    configs = NamedConfigs(section["directory"], section.get("default", ""), tuple(strategies))
+    return ConfigChoice("", configs)
+
+
+def _add_child(
+    agent_: Agent,
+    file: ConfigFile,
+    contexts: Mapping[str, click.Context],
+    arguments: Mapping[str, list[str]],
+    log_format: str,
+) -> None:
+    """Give the agent a child without rights if anything is to run in it."""
+    from gpunode.services import http_server, relay  # noqa: PLC0415
+    from gpunode.services.surroundings import LABELS, PODS  # noqa: PLC0415
+    from gpunode.services.unprivileged import Unprivileged  # noqa: PLC0415
+
+    names = [name for name in arguments if not SERVICES[name].is_root]
+    healthz = file.get(("healthz",)) or ""
+    section = file.get(("node-config",))
+    if not names and not healthz and section is None:
+        return
+    if healthz:
+        http_server.address(healthz, "healthz")
+    helpers: dict[str, Helper] = {}
+    if EXPORTER in contexts:
+        helpers[PODS] = _pods(contexts[EXPORTER].params["pod_resources_socket"])
+    if FEATURE_DISCOVERY in contexts:
+        helpers[LABELS] = _labels(contexts[FEATURE_DISCOVERY], agent_.choice)
+    options = {
+        "log_format": log_format,
+        "healthz": healthz,
+        "services": {name: arguments[name] for name in names},
+        "node_config": _node(file, section),
+        "parent": os.getpid(),
+    }
+
+    def server_end(connection: socket.socket) -> relay.ServerEnd:
+        return relay.ServerEnd(
+            agent_.watcher,
+            connection,
+            agent_.report,
+            agent_.choice.take,
+            lambda: agent_.choice.path,
+        )
+
+    agent_.child = Unprivileged(options, server_end, helpers)
+
+    def use_choice() -> None:
+        agent_.group.reload()
+        agent_.send_config()
+
+    agent_.choice.on_change = use_choice
+
+
+def _node(file: ConfigFile, section: Mapping[str, Any] | None) -> dict[str, str] | None:
+    """Return which label of which node names the config; raise ConfigError."""
+    from gpunode.config import named  # noqa: PLC0415
+
+    if section is None:
+        return None
+    name = section.get("node-name") or os.environ.get("NODE_NAME", "")
+    if not name:
+        raise file.error(
+            ("node-config",),
+            "the name of the node is empty",
+            "set NODE_NAME from spec.nodeName of the pod",
+        )
+    return {
+        "name": name,
+        "label": section.get("node-label") or named.NODE_LABEL,
+        "kubeconfig": section.get("kubeconfig") or "",
+    }
+
+
+def _pods(path: str) -> Helper:
+    from gpunode.kubelet import pod_resources  # noqa: PLC0415
+
+    async def serve(connection: socket.socket) -> None:
+        await pod_resources.forward_on_loop(connection, path)
+
+    return serve
+
+
+def _labels(ctx: click.Context, choice: ConfigChoice) -> Helper:
+    """Return what reads the machine and writes the file of labels, for the config in force."""
+    from gpunode.cli import feature_discovery  # noqa: PLC0415
+    from gpunode.services import label_rights  # noqa: PLC0415
+
+    last = feature_discovery.label_files(ctx, "")
+
+    def files() -> tuple[str, str]:
+        nonlocal last
+        try:
+            last = feature_discovery.label_files(ctx, choice.load_path())
+        except ConfigError:
+            # The config in force is that of before.
+            pass
+        return last
+
+    async def serve(connection: socket.socket) -> None:
+        await asyncio.to_thread(label_rights.serve, connection, files)
+
+    return serve

@@ -19,6 +19,7 @@ from gpuruntime.cli.lazy import variables_of
 if TYPE_CHECKING:
     from gpunode.services.device_plugin import DevicePlugin
     from gpunode.services.observation import Watch
+    from gpunode.services.surroundings import Surroundings
 
 _CONFIG_FILE_VARIABLE = "CONFIG_FILE"
 _SERVICE_OPTIONS = (
@@ -152,13 +153,23 @@ def device_plugin(
     asyncio.run(serve())
 
 
-def service(ctx: click.Context, watch: Watch) -> DevicePlugin:
-    """Return the service of the options in *ctx*; raise ArgumentError or ConfigError."""
+def agent_service(ctx: click.Context, surroundings: Surroundings) -> DevicePlugin:
+    """Return the service of the options in *ctx* for the agent; raise as `service` does."""
+    return service(ctx, surroundings.watch, surroundings.config_path)
+
+
+def service(
+    ctx: click.Context, watch: Watch, config_path: Callable[[], str] | None = None
+) -> DevicePlugin:
+    """Return the service of the options in *ctx*; raise ArgumentError or ConfigError.
+
+    *config_path* returns the path of the config file, None for that of the options.
+    """
     from gpunode.services.device_plugin import DevicePlugin  # noqa: PLC0415
 
     values = {name: value for name, value in ctx.params.items() if name in settings.BY_NAME}
     options = option_texts(ctx, values, os.environ)
-    path = ctx.params["config_file"]
+    path = config_path or (lambda: str(ctx.params["config_file"]))
     return DevicePlugin(
-        lambda: load_config(path, options), healthz=ctx.params["healthz"], watch=watch
+        lambda: load_config(path(), options), healthz=ctx.params["healthz"], watch=watch
     )

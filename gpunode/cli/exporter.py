@@ -17,6 +17,7 @@ from gpunode import service_log
 if TYPE_CHECKING:
     from gpunode.services.exporter import Exporter
     from gpunode.services.observation import Measuring
+    from gpunode.services.surroundings import Surroundings
 
 POD_RESOURCES = "/var/lib/kubelet/pod-resources/kubelet.sock"
 
@@ -141,6 +142,20 @@ def exporter(
             await exporter.run()
 
     asyncio.run(serve())
+
+
+def agent_service(ctx: click.Context, surroundings: Surroundings) -> Exporter:
+    """Return the service of the options in *ctx* for the agent; raise ConfigError."""
+    from gpunode.plugin_spec import Roots  # noqa: PLC0415
+    from gpunode.services.surroundings import PODS  # noqa: PLC0415
+
+    asks_kubelet = ctx.params["kubernetes"]
+    if asks_kubelet is None:
+        asks_kubelet = os.path.isdir(os.path.dirname(ctx.params["pod_resources_socket"]))
+    # The roots are those of the agent's watcher.
+    here = Roots("/", "/", "/", "/")
+    connection = surroundings.connections[PODS] if asks_kubelet else None
+    return service(ctx.params, connection, lambda: surroundings.watch(here))
 
 
 def service(

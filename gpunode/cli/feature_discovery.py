@@ -18,10 +18,13 @@ from gpunode.config.effective import OptionText
 from gpuruntime.errors import ArgumentError
 
 if TYPE_CHECKING:
+    from lightkube import Client
+
     from gpunode.labels import Machine
     from gpunode.services.feature_discovery import FeatureDiscovery, Publisher
     from gpunode.services.label_rights import RootHalf
     from gpunode.services.observation import Watch
+    from gpunode.services.surroundings import Surroundings
 
 OUTPUT_FILE = "/etc/kubernetes/node-feature-discovery/features.d/gfd"
 _INFINITE = "infinite"
@@ -212,24 +215,49 @@ def _split(values: Mapping[str, Any]) -> RootHalf:
     """Return the connection to a root process that reads the machine and writes the file."""
     from gpunode.services import label_rights, least_rights  # noqa: PLC0415
 
-    product_file, output_file = values["machine_type_file"], values["output_file"]
+    files = values["machine_type_file"], values["output_file"]
     root = values["container_driver_root"] or values["nvidia_driver_root"] or "/"
     connection = least_rights.split(
-        lambda end: label_rights.serve(end, product_file, output_file),
+        lambda end: label_rights.serve(end, lambda: files),
         least_rights.groups_of_nodes(root),
     )
     return label_rights.RootHalf(connection)
+
+
+def agent_service(ctx: click.Context, surroundings: Surroundings) -> FeatureDiscovery:
+    """Return the service of the options in *ctx* for the agent; raise as `service` does."""
+    from gpunode.services.label_rights import RootHalf  # noqa: PLC0415
+    from gpunode.services.surroundings import LABELS  # noqa: PLC0415
+
+    root_half = RootHalf(surroundings.connections[LABELS])
+    return service(
+        ctx,
+        surroundings.watch,
+        lambda _: root_half,
+        config_path=surroundings.config_path,
+        client=surroundings.client,
+    )
+
+
+def label_files(ctx: click.Context, config_path: str) -> tuple[str, str]:
+    """Return the paths of the machine's product and of the labels; raise ConfigError."""
+    values = _with_file(ctx, ctx.params, config_path)
+    return values["machine_type_file"], values["output_file"]
 
 
 def service(
     ctx: click.Context,
     watch: Watch,
     split: Callable[[Mapping[str, Any]], RootHalf] | None = None,
+    *,
+    config_path: Callable[[], str] | None = None,
+    client: Callable[[], Client] | None = None,
 ) -> FeatureDiscovery:
     """Return the service of the options in *ctx*; raise ArgumentError or ConfigError.
 
     *split* returns the root half, which reads the machine and writes the file of the labels, for
-    the options; None: the service does both.
+    the options; None: the service does both. *config_path* returns the path of the config file,
+    *client* a client of the API server; None for those of the options.
     """
     from gpunode import machine  # noqa: PLC0415
     from gpunode.services.feature_discovery import FeatureDiscovery, Options  # noqa: PLC0415
@@ -239,14 +267,14 @@ def service(
         for name in _SETTINGS
         if ctx.params[name] is not None
     }
-    config_file = ctx.params["config_file"]
-    values = _with_file(ctx, ctx.params, config_file)
+    path = config_path or (lambda: str(ctx.params["config_file"]))
+    values = _with_file(ctx, ctx.params, path())
     if values["use_node_feature_api"] is None:
         is_file = ctx.get_parameter_source("output_file") is not ParameterSource.DEFAULT
         is_pod = bool(values["node_name"] and os.environ.get("KUBERNETES_SERVICE_HOST"))
         use_api = is_pod and not is_file and not values["node_labels"]
         values = {**values, "use_node_feature_api": use_api}
-    publishers = _publishers(values)
+    publishers = _publishers(values, client)
     read_machine: Callable[[], Machine] = functools.partial(
         machine.read, values["machine_type_file"]
     )
@@ -257,7 +285,7 @@ def service(
         if _is_file(values) and values["output_file"]:
             publishers = [root_half]
     return FeatureDiscovery(
-        lambda: load_config(config_file, options),
+        lambda: load_config(path(), options),
         publishers,
         Options(values["oneshot"], not values["no_timestamp"], _seconds(values["sleep_interval"])),
         healthz=values["healthz"],
@@ -271,7 +299,9 @@ def _is_file(values: Mapping[str, Any]) -> bool:
     return not values["use_node_feature_api"] and not values["node_labels"]
 
 
-def _publishers(values: Mapping[str, Any]) -> Sequence[Publisher]:
+def _publishers(
+    values: Mapping[str, Any], connected: Callable[[], Client] | None
+) -> Sequence[Publisher]:
     """Return where the labels are published: in the API server, or in a file."""
     from gpunode.services.label_file import LabelFile  # noqa: PLC0415
 
@@ -286,7 +316,7 @@ def _publishers(values: Mapping[str, Any]) -> Sequence[Publisher]:
     from gpunode.api.client import connect  # noqa: PLC0415
     from gpunode.api.node_labels import NodeFeature, NodeLabels  # noqa: PLC0415
 
-    client = connect(values["kubeconfig"])
+    client = connected() if connected is not None else connect(values["kubeconfig"])
     publishers: list[Publisher] = []
     if is_feature:
         publishers.append(NodeFeature(client, name, values["namespace"] or client.namespace))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +16,7 @@ from gpunode.config import settings
 if TYPE_CHECKING:
     from gpunode.services.mps_daemon import MpsDaemon
     from gpunode.services.observation import Watch
+    from gpunode.services.surroundings import Surroundings
 
 
 @click.command()
@@ -24,8 +26,9 @@ if TYPE_CHECKING:
 def mps_daemon(ctx: click.Context, /, *, log_format: str, **_: Any) -> None:  # noqa: ANN401
     """Run the MPS control daemons of the GPUs that the config shares by MPS.
 
-    The options and the config file are those of the device plugin. SIGHUP starts the daemons
-    again; SIGTERM stops them, and puts the compute mode of the GPUs back.
+    The options and the config file are those of the device plugin. SIGHUP reads the config file
+    again, and restarts the daemons whose GPUs or limits have changed; SIGTERM stops all of them,
+    and restores the compute mode of the GPUs.
     """
     service_log.start(log_format)
     import asyncio  # noqa: PLC0415 (--help and errors do not need the service)
@@ -38,13 +41,23 @@ def mps_daemon(ctx: click.Context, /, *, log_format: str, **_: Any) -> None:  # 
     asyncio.run(serve())
 
 
-def service(ctx: click.Context, watch: Watch) -> MpsDaemon:
-    """Return the service of the options in *ctx*; raise ArgumentError or ConfigError."""
+def agent_service(ctx: click.Context, surroundings: Surroundings) -> MpsDaemon:
+    """Return the service of the options in *ctx* for the agent; raise as `service` does."""
+    return service(ctx, surroundings.watch, surroundings.config_path)
+
+
+def service(
+    ctx: click.Context, watch: Watch, config_path: Callable[[], str] | None = None
+) -> MpsDaemon:
+    """Return the service of the options in *ctx*; raise ArgumentError or ConfigError.
+
+    *config_path* returns the path of the config file, None for that of the options.
+    """
     from gpunode.services.mps_daemon import MpsDaemon  # noqa: PLC0415
 
     values = {name: value for name, value in ctx.params.items() if name in settings.BY_NAME}
     options = option_texts(ctx, values, os.environ)
-    path = ctx.params["config_file"]
+    path = config_path or (lambda: str(ctx.params["config_file"]))
     return MpsDaemon(
-        lambda: load_config(path, options), healthz=ctx.params["healthz"], watch=watch
+        lambda: load_config(path(), options), healthz=ctx.params["healthz"], watch=watch
     )

@@ -36,16 +36,29 @@ def forward(connection: socket.socket, path: str) -> None:
 
     The answer of the kubelet at the socket *path* is not read here.
     """
-    # The service, which is another process, does not import these.
+    while connection.recv(1) == _REQUEST:
+        connection.sendall(asyncio.run(_answer(path)))
+
+
+async def forward_on_loop(connection: socket.socket, path: str) -> None:
+    """Do the same as `forward` on the event loop of a service."""
+    loop = asyncio.get_running_loop()
+    connection.setblocking(False)  # noqa: FBT003 (its name says it)
+    while await loop.sock_recv(connection, 1) == _REQUEST:
+        await loop.sock_sendall(connection, await _answer(path))
+
+
+async def _answer(path: str) -> bytes:
+    """Return the answer to one request: the kubelet's list, or its error."""
+    # The service, which is another process, does not import it.
     from gpunode.kubelet import rpc  # noqa: PLC0415
 
-    while connection.recv(1) == _REQUEST:
-        try:
-            data = asyncio.run(rpc.call_bytes(path, _METHOD, b"", _DEADLINE_S))
-            kind = _LIST
-        except rpc.RpcError as error:
-            kind, data = _ERROR, escape(str(error)).encode()[:1024]
-        connection.sendall(_HEADER.pack(kind, len(data)) + data)
+    try:
+        data = await rpc.call_bytes(path, _METHOD, b"", _DEADLINE_S)
+        kind = _LIST
+    except rpc.RpcError as error:
+        kind, data = _ERROR, escape(str(error)).encode()[:1024]
+    return _HEADER.pack(kind, len(data)) + data
 
 
 class PodResources:

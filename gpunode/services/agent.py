@@ -1,173 +1,104 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent: runs services on one watcher, with one server of probes and of its own metrics."""
+"""The agent: runs services on one watcher, those without rights in a child.
+
+This process is root. It parses nothing but its config files, what the driver and the kubelet's
+device manager send, and the child's requests.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import signal
-import socket
 import time
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import AsyncIterator
+from typing import Any
 
-from gpunode import exposition
-from gpunode.metric_table import COUNTER, GAUGE, Metric
-from gpunode.metrics import Family
-from gpunode.services.healthz import Report, routes
-from gpunode.services.http_server import Answer, HttpServer
-from gpunode.services.shared_watcher import Relay
-from gpunode.services.turns import STOP_SIGNALS, Turns
+from gpunode.services.config_choice import ConfigChoice
+from gpunode.services.service_group import ServiceGroup
+from gpunode.services.turns import STOP_SIGNALS
+from gpunode.services.unprivileged import Unprivileged
 from gpunode.watch.watcher import Watcher
-from gpuruntime.errors import GpuRuntimeError
 
-log = logging.getLogger(__name__)
-
-EXPORTER = "exporter"
-_STOP_S = 2.0
-_SOURCE = "gpu-node"
-_READY = Metric("gpu_node_service_ready", GAUGE, "1 if the service does all of its work.", _SOURCE)
-_RELOADS = Metric("gpu_node_reloads", COUNTER, "Times that configs were read again.", _SOURCE)
-_MEMORY = Metric(
-    "gpu_node_resident_memory_bytes", GAUGE, "Resident memory of the process agent.", _SOURCE
-)
-_CPU = Metric("gpu_node_cpu_seconds", COUNTER, "CPU time of the process agent.", _SOURCE)
-
-
-class ServiceEndError(GpuRuntimeError):
-    """A service of the agent has ended by itself."""
-
-    phase = "agent"
-
-
-class Service(Protocol):
-    """A service that can run with others."""
-
-    turns: Turns
-
-    async def serve(self) -> None:
-        """Serve until `turns` ends; raise GpuRuntimeError."""
-        ...
-
-    def report(self) -> Report:
-        """Return the state of the service."""
-        ...
+CHILD = "unprivileged"
 
 
 class Agent:
-    """The *services* on *watcher*.
+    """The services of *group* on *watcher*, and *child*, None if no service is without rights.
 
-    *exporter* is the process id of the exporter and the socket on which it gets the updates, None
-    without an exporter.
+    *choice* is the config file that the services use.
     """
 
     def __init__(
         self,
         watcher: Watcher,
-        services: Mapping[str, Service],
-        exporter: tuple[int, socket.socket] | None = None,
-        *,
-        healthz: str = "",
+        group: ServiceGroup,
+        choice: ConfigChoice,
+        child: Unprivileged | None = None,
     ) -> None:
         self.watcher = watcher
-        self.services = services
-        self.exporter_pid = exporter[0] if exporter else None
-        self.relay = Relay(watcher, exporter[1]) if exporter else None
+        self.group = group
+        self.choice = choice
+        self.child = child
         self.reloads = 0
         self._stop = asyncio.Event()
-        pages = {"/metrics": self._metrics, **routes(self.report)}
-        self.server = HttpServer(healthz, "healthz", pages) if healthz else None
 
     async def run(self) -> None:
-        """Serve until a signal, or until a service ends by itself, whose error is raised."""
+        """Serve until a signal; raise the error of a config that cannot be used at start."""
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self.reload)
-        if self.server is not None:
-            await self.server.start()
-        try:
-            async with self.watcher:
-                await self._serve()
-        finally:
-            self._end_exporter()
-            if self.server is not None:
-                await self.server.close()
+        if self.choice.path:
+            self.group.prepare()
+        async with self.watcher, self._running():
+            await self._stop.wait()
 
-    async def _serve(self) -> None:
-        tasks: set[asyncio.Task[None]] = {
-            asyncio.create_task(service.serve(), name=name)
-            for name, service in self.services.items()
-        }
-        if self.relay is not None:
-            tasks.add(asyncio.create_task(self.relay.serve(), name=EXPORTER))
-        stop = asyncio.ensure_future(self._stop.wait())
-        waiting: set[asyncio.Future[Any]] = {stop, *tasks}
+    @contextlib.asynccontextmanager
+    async def _running(self) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(self.group.serve())]
+        if self.child is not None:
+            tasks.append(asyncio.create_task(self.child.serve()))
         try:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:
-                if task not in done:
-                    continue
-                # Raises the error of the service.
-                task.result()
-                if stop not in done:
-                    raise ServiceEndError(
-                        f"the service {task.get_name()} has ended", "look at its log lines above"
-                    )
+            yield
         finally:
-            for service in self.services.values():
-                service.turns.stop()
-            self._end_exporter()
-            _, late = await asyncio.wait(tasks, timeout=_STOP_S)
-            stop.cancel()
-            for task in late:
+            self.group.stop()
+            for task in tasks[1:]:
                 task.cancel()
-            await asyncio.gather(stop, *tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def reload(self) -> None:
         """Have each service read its config again; what does not change goes on."""
         self.reloads += 1
-        for service in self.services.values():
-            service.turns.reload()
+        self.choice.check()
+        self.group.reload()
+        self.send_config()
 
-    def _end_exporter(self) -> None:
-        """Have the exporter end; it also ends with this process."""
-        if self.exporter_pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.exporter_pid, signal.SIGTERM)
-            self.exporter_pid = None
+    def send_config(self) -> None:
+        """Have the services of the child read the config in force."""
+        if self.child is not None and self.choice.path:
+            self.child.send({"config": self.choice.path})
 
-    def report(self) -> Report:
-        """Return the state of all services; reasons begin with the name of their service."""
-        reasons: list[str] = []
-        details: dict[str, Any] = {}
-        for name, service in self.services.items():
-            report = service.report()
-            reasons += [f"{name}: {reason}" for reason in report.reasons]
-            details[name] = {"ready": report.is_ready, **report.details}
-        if self.relay is not None:
-            details[EXPORTER] = {"ready": bool(self.relay.is_ready)}
-            if not self.relay.is_ready:
-                reasons.append(f"{EXPORTER}: not ready; its own /readyz has the reasons")
-        return Report(tuple(reasons), {"services": details})
-
-    def _metrics(self) -> Answer:
-        services = self.report().details["services"]
-        ready = tuple(
-            ({"service": name}, float(state["ready"])) for name, state in services.items()
-        )
-        families = (
-            Family(_READY, ready),
-            Family(_RELOADS, (({}, float(self.reloads)),)),
-            Family(_MEMORY, (({}, float(_resident_bytes())),)),
-            Family(_CPU, (({}, time.process_time()),)),
-        )
-        return Answer(exposition.text(families), exposition.CONTENT_TYPE)
+    def report(self) -> dict[str, Any]:
+        """Return the state of this process and its services, as JSON for the child's pages."""
+        processes = {}
+        if self.child is not None:
+            processes[CHILD] = {"restarts": self.child.restarts, "last_end": self.child.last_end}
+        return {
+            "services": {
+                name: {"reasons": list(report.reasons), "details": dict(report.details)}
+                for name, report in self.group.reports().items()
+            },
+            "processes": processes,
+            "config": self.choice.report(),
+            "reloads": self.reloads,
+            "usage": usage(),
+        }
 
 
-def _resident_bytes() -> int:
-    """Return the resident memory of this process."""
+def usage() -> dict[str, float]:
+    """Return the resident memory and the processor time of this process."""
     with open("/proc/self/statm", encoding="ascii") as stream:
-        return int(stream.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        pages = int(stream.read().split()[1])
+    return {"bytes": pages * os.sysconf("SC_PAGE_SIZE"), "cpu_s": time.process_time()}

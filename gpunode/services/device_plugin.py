@@ -204,18 +204,26 @@ class DevicePlugin:
         self._log_changes(delivery)
 
     async def _with_mps(self, published: dict[str, Published]) -> dict[str, Published]:
-        """Return *published* without the resources whose MPS control daemons do not answer."""
-        now = self.clock()
+        """Return *published* as the MPS control daemons answer.
+
+        A resource whose daemon has never answered is left out; the units of one whose daemon no
+        longer answers are unhealthy.
+        """
         names = [
             name
             for name, content in published.items()
             if content.resource.sharing is SharingKind.MPS
         ]
-        due = await self.mps_gate.check(names, self.state.config, now)
+        due = await self.mps_gate.check(names, self.state.config, self.clock())
         if due is not None:
             self._retry_at = due if self._retry_at is None else min(self._retry_at, due)
-        waiting = self.mps_gate.problems
-        return {name: content for name, content in published.items() if name not in waiting}
+        result = dict(published)
+        for name in self.mps_gate.problems:
+            content = result.pop(name)
+            if name in self.mps_gate.lost:
+                units = tuple(replace(unit, healthy=False) for unit in content.units)
+                result[name] = replace(content, units=units)
+        return result
 
     async def _choose_delivery(self) -> None:
         """Ask the engine what it supports, again and again until it answers."""

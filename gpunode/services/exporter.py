@@ -93,11 +93,15 @@ class Exporter:
     async def run(self) -> None:
         """Serve until a signal ends the service; raise HttpError."""
         self.turns.take_signals()
-        await self.server.start()
-        if self.probes is not None:
-            await self.probes.start()
+        await self.serve()
+
+    async def serve(self) -> None:
+        """Serve until `turns` ends; raise HttpError."""
         asking = asyncio.create_task(self._ask_for_pods())
         try:
+            await self.server.start()
+            if self.probes is not None:
+                await self.probes.start()
             async with self.watch() as observed:
                 async for turn in self.turns.of(observed, self._timeout):
                     self.take(turn.update, observed.request_telemetry())

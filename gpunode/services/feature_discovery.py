@@ -71,6 +71,7 @@ class FeatureDiscovery:
         self.turns = Turns()
         self.probes = probe_server(healthz, self.report) if healthz else None
         self.problem = ""
+        self.config_problem = ""
         self._timestamp = int(time.time())
         self._published: dict[str, str] | None = None
         self._next = 0.0
@@ -153,8 +154,10 @@ class FeatureDiscovery:
         try:
             self.config = self.load()
         except ConfigError as error:
+            self.config_problem = str(error)
             log.error("the new config is not used: %s", error.lines())
             return
+        self.config_problem = ""
         self._timestamp = int(time.time())
         log.info("the config was read again")
 
@@ -163,7 +166,11 @@ class FeatureDiscovery:
         reasons = [text for text in (self._status, self.problem) if text]
         if self._published is None and not reasons:
             reasons = ["no labels are published yet"]
-        return Report(tuple(reasons), {"labels": len(self._published or ())})
+        details = {
+            "labels": len(self._published or ()),
+            "config_error": self.config_problem,
+        }
+        return Report(tuple(reasons), details)
 
 
 def shared(config: Config) -> dict[str, labels.Sharing]:

@@ -13,10 +13,14 @@ from gpunode.services.http_server import Answer, HttpServer
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The state of a service: *reasons* say why it is not ready; *details* are its own."""
+    """The state of a service: *reasons* say why it is not ready; *details* are its own.
+
+    *is_live* is False if only a restart of the program helps.
+    """
 
     reasons: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
+    is_live: bool = True
 
     @property
     def is_ready(self) -> bool:
@@ -26,7 +30,7 @@ class Report:
     def as_json(self) -> str:
         """Return the report as a line of JSON."""
         report = {
-            "live": True,
+            "live": self.is_live,
             "ready": self.is_ready,
             "reasons": list(self.reasons),
             **self.details,
@@ -40,16 +44,26 @@ def routes(report: Callable[[], Report]) -> dict[str, Callable[[], Answer]]:
     `/livez` and `/healthz` have the status 200 whenever this program answers; `/readyz` has 503
     while the service is not ready. All have the whole report as their body.
     """
+    return {
+        "/livez": lambda: live_answer(report()),
+        "/healthz": lambda: live_answer(report()),
+        "/readyz": lambda: ready_answer(report()),
+    }
 
-    def state() -> Answer:
-        return Answer(report().as_json().encode())
 
-    def ready() -> Answer:
-        current = report()
-        status = "200 OK" if current.is_ready else "503 Service Unavailable"
-        return Answer(current.as_json().encode(), status=status)
+def live_answer(report: Report) -> Answer:
+    """Return the answer to whether the program lives."""
+    return _answer(report, is_ok=report.is_live)
 
-    return {"/livez": state, "/healthz": state, "/readyz": ready}
+
+def ready_answer(report: Report) -> Answer:
+    """Return the answer to whether the service is ready."""
+    return _answer(report, is_ok=report.is_ready)
+
+
+def _answer(report: Report, *, is_ok: bool) -> Answer:
+    status = "200 OK" if is_ok else "503 Service Unavailable"
+    return Answer(report.as_json().encode(), status=status)
 
 
 def probe_server(text: str, report: Callable[[], Report]) -> HttpServer:

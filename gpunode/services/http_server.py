@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from gpuruntime.errors import ArgumentError, GpuRuntimeError
@@ -34,6 +34,9 @@ class Answer:
     status: str = "200 OK"
 
 
+Route = Callable[[], Answer | Awaitable[Answer]]
+
+
 def address(text: str, option: str) -> tuple[str, int]:
     """Return host and port of *text*, `HOST:PORT` or `:PORT`; raise ArgumentError."""
     match = _ADDRESS.match(text)
@@ -47,11 +50,11 @@ def address(text: str, option: str) -> tuple[str, int]:
 class HttpServer:
     """A server on the address *text*, which *option* has set.
 
-    *routes* has the function that returns the answer for each path; it is called on the event loop
-    and returns at once.
+    *routes* has the function that returns the answer for each path, or a coroutine that does; it
+    is called on the event loop.
     """
 
-    def __init__(self, text: str, option: str, routes: Mapping[str, Callable[[], Answer]]) -> None:
+    def __init__(self, text: str, option: str, routes: Mapping[str, Route]) -> None:
         self.host, self.port = address(text, option)
         self._option = option
         self._routes = routes
@@ -100,7 +103,8 @@ class HttpServer:
         else:
             route = self._routes.get(words[1].split(b"?")[0].decode("ascii", "replace"))
             if route is not None:
-                answer = route()
+                result = route()
+                answer = result if isinstance(result, Answer) else await result
         header = (
             f"HTTP/1.1 {answer.status}\r\nContent-Type: {answer.content_type}\r\n"
             f"Content-Length: {len(answer.body)}\r\nConnection: close\r\n\r\n"

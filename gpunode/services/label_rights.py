@@ -8,7 +8,7 @@ configuration space, which tells virtual GPUs, and the directory of the labels a
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpunode import machine
@@ -20,15 +20,16 @@ _LOST = "the process that reads the machine does not answer"
 _RESTART = "restart this service"
 
 
-def serve(connection: socket.socket, product_file: str, output_file: str) -> None:
+def serve(connection: socket.socket, files: Callable[[], tuple[str, str]]) -> None:
     """Answer the requests on *connection* until it is closed.
 
-    A request names labels to write to *output_file*, or asks for the machine; no other path and no
-    other content is written.
+    *files* returns the path of the file with the machine's product, and that of the file of
+    labels. A request has labels to write to the latter, or asks for the machine; no other path and
+    no other content is written.
     """
     descriptor = connection.fileno()
     while (request := framing.read(descriptor)) is not None:
-        _send(connection, _answer(request, product_file, output_file))
+        _send(connection, _answer(request, *files()))
 
 
 class RootHalf:

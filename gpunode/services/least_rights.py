@@ -32,10 +32,18 @@ def split(serve: Callable[[socket.socket], None], groups: Sequence[int] = ()) ->
     without capabilities (see drop_rights). The parent ends with the exit status of the child. To
     be called before anything has started a thread.
     """
+    assert threading.active_count() == 1
     ours, theirs = socket.socketpair()
-    pid = start_child(groups)
+    parent = os.getpid()
+    pid = os.fork()
     if pid == 0:
         ours.close()
+        if os.geteuid() == 0:
+            drop_rights(groups)
+        # After the change of user, which would cancel it.
+        syscalls.die_with_parent()
+        if os.getppid() != parent:
+            os._exit(1)
         return theirs
     theirs.close()
     for number in _PASSED_ON:
@@ -45,25 +53,6 @@ def split(serve: Callable[[socket.socket], None], groups: Sequence[int] = ()) ->
     _, status = os.waitpid(pid, 0)
     # Without the clean-up of an interpreter whose thread may wait for the kubelet.
     os._exit(os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1)
-
-
-def start_child(groups: Sequence[int] = ()) -> int:
-    """Return the process id of a child that ends with this process; return 0 in the child.
-
-    If this process is root, the child is the user nobody in *groups*, without capabilities (see
-    drop_rights). To be called before anything has started a thread.
-    """
-    assert threading.active_count() == 1
-    parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        if os.geteuid() == 0:
-            drop_rights(groups)
-        # After the change of user, which would cancel it.
-        syscalls.die_with_parent()
-        if os.getppid() != parent:
-            os._exit(1)
-    return pid
 
 
 def groups_of_nodes(root: str) -> list[int]:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the MPS control daemons: one for each resource that MPS shares, with its limits.
 
-The GPUs are in exclusive mode while their daemon runs. All is put back when the service stops,
-when the config no longer shares by MPS, and before a daemon is started again.
+The GPUs are in exclusive mode while their daemon runs. A daemon whose limits or GPUs have changed
+is started again, and so is one that no longer answers; the others are not interrupted. Everything
+is restored when the service stops, or when the config no longer shares by MPS.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import logging
 import os
 import shutil  # noqa: TID251 (no start path; the tree is ours)
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ from gpuruntime.errors import ConfigError, GpuRuntimeError
 log = logging.getLogger(__name__)
 
 _RETRY_S = 30.0
+# How often daemons that run are asked whether they answer.
+_CHECK_S = 30.0
 _DEADLINE_S = 10.0
 # A signal ends the service within five seconds.
 _STOP_DEADLINE_S = 2.0
@@ -59,11 +62,12 @@ class MpsDaemon:
         self.problem = ""
         self.config_problem = ""
         self._status = "the driver has not answered yet"
-        # What runs, with the config that it was started with.
-        self._running: tuple[Daemon, ...] = ()
+        # What runs, by the resource, with the config that it was started with.
+        self._running: dict[str, Daemon] = {}
         self._running_config = self.config
         self._has_memory = False
         self._retry_at: float | None = None
+        self._check_at: float | None = None
 
     async def run(self) -> None:
         """Serve until a signal ends the service."""
@@ -82,69 +86,100 @@ class MpsDaemon:
             async with self.watch(roots(self.config)) as observed:
                 async for turn in self.turns.of(observed, self._timeout):
                     if turn.is_reload:
-                        await self._load_again()
+                        self._load_again()
                     await self._take(turn.update)
                 await self._stop()
         finally:
             await self._stop()
 
     def _timeout(self) -> float | None:
-        """Return the seconds until a start is tried again, None if none has failed."""
-        return None if self._retry_at is None else max(self._retry_at - self.clock(), 0.0)
+        """Return the seconds until daemons are asked or started again, None if none is due."""
+        if self._status:
+            # The driver's next update is a turn.
+            return None
+        times = [moment for moment in (self._retry_at, self._check_at) if moment is not None]
+        return max(min(times) - self.clock(), 0.0) if times else None
 
-    async def _load_again(self) -> None:
-        """Use the config as it is now, and start the daemons again."""
+    def _load_again(self) -> None:
+        """Use the config as it is now; keep the one in force if the new one cannot be used."""
         try:
-            config = self.load()
+            self.config = self.load()
         except ConfigError as error:
             self.config_problem = str(error)
             log.error("the new config is not used: %s", error.lines())
             return
         self.config_problem = ""
         self._retry_at = None
-        await self._stop()
-        self.config = config
+        log.info("the config was read again")
 
     async def _take(self, update: Update) -> None:
-        """Start the daemons of *update*, unless they run."""
+        """Bring the daemons in line with *update* and the config."""
         status = update.status
         self._status = "" if status.state is DriverState.READY else status.reason or "no answer"
         if status.state is not DriverState.READY or update.model is None:
             return
+        if self._check_at is not None and self.clock() >= self._check_at:
+            await self._check()
+            self._check_at = self.clock() + _CHECK_S
         if self._retry_at is not None and self.clock() < self._retry_at:
             return
         try:
             offer = devices.offer(update.model, self.config)
-            daemons = mps.daemons(offer, update.model)
-            if daemons != self._running:
-                await self._stop()
-                await self._start(daemons)
+            await self._change(
+                {daemon.name: daemon for daemon in mps.daemons(offer, update.model)}
+            )
         except (LayoutError, MpsError) as error:
             if self.problem != str(error):
                 log.error("%s", error.lines())
             self.problem = str(error)
             self._retry_at = self.clock() + _RETRY_S
-            await self._stop()
-            return
-        self.problem, self._retry_at = "", None
+            if isinstance(error, LayoutError):
+                await self._stop()
+        else:
+            self.problem, self._retry_at = "", None
+        self._check_at = self.clock() + _CHECK_S if self._running else None
 
-    async def _start(self, daemons: tuple[Daemon, ...]) -> None:
-        """Start *daemons* and write the files that say so; raise MpsError."""
-        # Also if it fails in between, all is put back.
-        self._running, self._running_config = daemons, self.config
-        if not daemons:
+    async def _check(self) -> None:
+        """Stop the daemons that no longer answer; they are started again."""
+        for daemon in list(self._running.values()):
+            try:
+                await mps_control.ask(
+                    self._running_config, daemon.name, mps_control.QUESTION, _DEADLINE_S
+                )
+            except MpsError as error:
+                log.warning("the MPS control daemon is started again: %s", error.lines())
+                await self._stop([daemon])
+
+    async def _change(self, daemons: Mapping[str, Daemon]) -> None:
+        """Stop what is not one of *daemons*, and start those that do not run; raise MpsError."""
+        if _place(self.config) != _place(self._running_config):
+            await self._stop()
+        outdated = [one for name, one in self._running.items() if daemons.get(name) != one]
+        if outdated:
+            await self._stop(outdated)
+        missing = [one for name, one in daemons.items() if name not in self._running]
+        self._running_config = self.config
+        if not missing:
             return
         root = Path(mps_control.directory(self.config))
         try:
             await self._mount_memory(root / "shm")
-            for daemon in daemons:
-                await self._start_one(daemon, root / daemon.name)
+            for daemon in missing:
+                # Also if it fails in between, everything is restored.
+                self._running[daemon.name] = daemon
+                try:
+                    await self._start_one(daemon, root / daemon.name)
+                except BaseException:
+                    await self._stop([daemon])
+                    raise
             _touch(root / ".ready")
         except OSError as error:
             raise MpsError(
                 f'cannot use "{error.filename}": {error.strerror}',
                 "check --mps-root and the rights of this program",
             ) from error
+        finally:
+            await self._unmount_memory(root)
 
     async def _mount_memory(self, path: Path) -> None:
         if _is_mounted(path):
@@ -177,18 +212,24 @@ class MpsDaemon:
         _touch(directory / ".started")
         log.info('%s: the MPS control daemon runs; its logs are in "%s"', name, directory / "log")
 
-    async def _stop(self) -> None:
-        """Stop the daemons, and put GPUs and files back; a failure is logged."""
-        daemons, config = self._running, self._running_config
-        self._running = ()
-        if not daemons:
-            return
+    async def _stop(self, daemons: Sequence[Daemon] | None = None) -> None:
+        """Stop *daemons*, None for all, and restore GPUs and files; a failure is logged."""
+        daemons = list(self._running.values()) if daemons is None else daemons
+        config = self._running_config
         root = Path(mps_control.directory(config))
-        _remove(root / ".ready")
+        for daemon in daemons:
+            self._running.pop(daemon.name, None)
+        if daemons:
+            _remove(root / ".ready")
         await asyncio.gather(*(self._stop_one(daemon, root, config) for daemon in daemons))
-        if self._has_memory:
-            await self._attempt(mps_control.run(config, ["umount", str(root / "shm")], 1.0))
+        await self._unmount_memory(root)
+
+    async def _unmount_memory(self, root: Path) -> None:
+        """Unmount the shared memory unless a daemon uses it."""
+        if self._has_memory and not self._running:
             self._has_memory = False
+            command = ["umount", str(root / "shm")]
+            await self._attempt(mps_control.run(self._running_config, command, 1.0))
 
     async def _stop_one(self, daemon: Daemon, root: Path, config: Config) -> None:
         directory = root / daemon.name
@@ -211,8 +252,13 @@ class MpsDaemon:
     def report(self) -> Report:
         """Return the state of the service for probes."""
         reasons = [text for text in (self._status, self.problem) if text]
-        names = [daemon.name for daemon in self._running]
+        names = list(self._running)
         return Report(tuple(reasons), {"daemons": names, "config_error": self.config_problem})
+
+
+def _place(config: Config) -> tuple[str, str]:
+    """Return the directories that a daemon keeps using while it runs."""
+    return mps_control.directory(config), roots(config).driver
 
 
 # Short work on files below the MPS root, which is in memory.

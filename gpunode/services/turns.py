@@ -40,6 +40,10 @@ class Turns:
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload.set)
 
+    async def stopped(self) -> None:
+        """Wait until the turns end."""
+        await self._stop.wait()
+
     def stop(self) -> None:
         """End the turns."""
         self._stop.set()

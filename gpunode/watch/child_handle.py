@@ -128,7 +128,7 @@ class ChildHandle:
 def _spawn(options: dict[str, Any]) -> tuple[int, int, int]:
     """Start the child, and return its process id, our end of its input and of its output."""
     arguments = [sys.executable, "-I", "-S", "-c", _PROGRAM]
-    arguments.append(strictjson.dumps({**options, "path": _path()}))
+    arguments.append(strictjson.dumps({**options, "path": import_path()}))
     descriptors: list[int] = []
     try:
         descriptors += os.pipe()
@@ -155,7 +155,7 @@ def _spawn(options: dict[str, Any]) -> tuple[int, int, int]:
     return pid, descriptors[1], descriptors[2]
 
 
-def _path() -> list[str]:
+def import_path() -> list[str]:
     """Return the directories that this process imports modules from."""
     own = str(Path(__file__).resolve().parents[2])
     return list(dict.fromkeys([own, *filter(os.path.isabs, sys.path)]))

@@ -29,10 +29,11 @@ def encode(message: dict[str, Any]) -> bytes:
 
 
 class Decoder:
-    """Bytes as they arrive → messages."""
+    """Bytes as they arrive → messages, each of at most *max_bytes* with its length."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._data = b""
+        self._max_bytes = max_bytes
 
     def feed(self, data: bytes) -> list[Any]:
         """Return the messages that are complete with *data*; raise FrameError."""
@@ -40,7 +41,7 @@ class Decoder:
         messages = []
         while len(self._data) >= _LENGTH_BYTES:
             end = _LENGTH_BYTES + int.from_bytes(self._data[:_LENGTH_BYTES], "big")
-            if end > MAX_BYTES:
+            if end > self._max_bytes:
                 raise FrameError(f"a frame of {end} bytes")
             if len(self._data) < end:
                 break

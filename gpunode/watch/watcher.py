@@ -58,7 +58,7 @@ class Watcher:
         self._child: ChildHandle | None = None
         self._abandoned: list[ChildHandle] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._streams: list[_Stream] = []
+        self._streams: list[Stream] = []
         self._ended = asyncio.Event()
         self._is_closing = False
 
@@ -103,7 +103,7 @@ class Watcher:
 
         A consumer that is slow gets the newest state, with all events since its last update.
         """
-        stream = _Stream()
+        stream = Stream()
         self._streams.append(stream)
         try:
             yield self.current
@@ -246,7 +246,7 @@ class Watcher:
             stream.add(events)
 
 
-class _Stream:
+class Stream:
     """What one consumer has not seen yet."""
 
     def __init__(self) -> None:

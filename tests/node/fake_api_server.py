@@ -27,6 +27,8 @@ class FakeApiServer:
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self.objects = dict(objects)
+        self._changed = threading.Condition()
+        self._is_closing = False
         self.requests: list[tuple[str, str, str]] = []
         server = self
 
@@ -40,6 +42,9 @@ class FakeApiServer:
             def _answer(self, method: str) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
                 path = urlsplit(self.path).path
+                if "watch=true" in self.path:
+                    self._stream(path)
+                    return
                 server.requests.append((method, self.path, body))
                 document = server.objects.get(path)
                 code = 404 if document is None else document.get("code", 200)
@@ -51,11 +56,31 @@ class FakeApiServer:
                 self.end_headers()
                 self.wfile.write(text)
 
+            def _stream(self, path: str) -> None:
+                self.send_response(200)
+                self.end_headers()
+                with server._changed:
+                    last = dict(server.objects)
+                    while not server._is_closing:
+                        server._changed.wait()
+                        for name, document in server.objects.items():
+                            if name.startswith(path) and document is not last.get(name, document):
+                                event = {"type": "MODIFIED", "object": document}
+                                self.wfile.write(json.dumps(event).encode() + b"\n")
+                                self.wfile.flush()
+                            last[name] = document
+
             def log_message(self, *arguments: Any) -> None:
                 """Write nothing."""
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.port = self._server.server_address[1]
+
+    def change(self, path: str, document: Any) -> None:
+        """Replace an object, and send it to the watches of its collection."""
+        with self._changed:
+            self.objects[path] = document
+            self._changed.notify_all()
 
     @contextmanager
     def config(self, path: Path) -> Iterator[Path]:
@@ -66,6 +91,9 @@ class FakeApiServer:
         try:
             yield path
         finally:
+            with self._changed:
+                self._is_closing = True
+                self._changed.notify_all()
             self._server.shutdown()
             thread.join()
             self._server.server_close()

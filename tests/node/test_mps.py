@@ -15,8 +15,10 @@ from node.fake_kubelet import until
 from node.node_host import NodeHost, uuid
 from node.test_device_plugin import GPU, Node, healthy, place, play
 
+from gpunode import mps_control
 from gpunode.cli.device_plugin import load_config
 from gpunode.config.effective import OptionText
+from gpunode.services import mps_daemon
 from gpunode.services.mps_daemon import MpsDaemon
 
 __all__ = ["place"]
@@ -136,10 +138,49 @@ def test_a_start_that_fails_is_put_back(place: Path, programs: Path) -> None:
     run(place, NodeHost(place), scenario)
 
 
+def test_only_what_has_changed_is_started_again(
+    place: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reload keeps the other resource's daemon; a daemon that no longer answers is restarted."""
+    entry = "{{name: gpu, rename: {0}, replicas: {1}, devices: [{2}]}}"
+
+    def write(replicas: int) -> None:
+        entries = f"{entry.format('a', 2, 0)}, {entry.format('b', replicas, 1)}"
+        text = f"version: v1\nsharing: {{mps: {{resources: [{entries}]}}}}\n"
+        (place / "config.yaml").write_text(text)
+
+    write(2)
+    monkeypatch.setattr(mps_daemon, "_CHECK_S", 0.2)
+    control, root = "nvidia-cuda-mps-control", place / "mps"
+    a, b = (f" @ {root}/nvidia.com/{name}/pipe" for name in "ab")
+
+    async def scenario(service: MpsDaemon) -> None:
+        await until((root / ".ready").exists, PATIENCE_S)
+        calls(programs)
+        write(4)
+        service.turns.reload()
+        await until(lambda: "_percentage 25" in (programs / "log").read_text(), PATIENCE_S)
+        changes = [line for line in calls(programs) if mps_control.QUESTION not in line]
+        assert changes[:2] == [f"{control} < quit{b}", f"nvidia-smi -i {uuid(1)} -c DEFAULT"]
+        assert not [line for line in changes if line.endswith(a)]
+        assert service.report().details["daemons"] == ["nvidia.com/a", "nvidia.com/b"]
+
+        (programs / f"{control}.fails").touch()
+        await until(lambda: service.problem, PATIENCE_S)
+        (programs / f"{control}.fails").unlink()
+        calls(programs)
+        service.turns.reload()
+        await until(lambda: service.report().is_ready, PATIENCE_S)
+        started = [line for line in calls(programs) if " -d " in line]
+        assert sorted(started) == [f"{control} -d{a}", f"{control} -d{b}"]
+
+    run(place, NodeHost(place), scenario)
+
+
 def test_the_plugin_waits_for_the_daemon(place: Path, programs: Path) -> None:
     """Report K14: ready says what is missing, few questions are asked, and then units arrive."""
     node = Node(place, NodeHost(place), CONFIG.format(2), mps_root=str(place / "mps"))
-    node.plugin.mps_gate.retry_s = 0.2
+    node.plugin.mps_gate.retry_s = node.plugin.mps_gate.check_s = 0.2
 
     async def reasons() -> str:
         return " ".join((await node.report())[1]["reasons"])
@@ -165,5 +206,13 @@ def test_the_plugin_waits_for_the_daemon(place: Path, programs: Path) -> None:
             {GPU: healthy(*(f"{uuid(gpu)}::{n}" for gpu in (0, 1) for n in (0, 1)))}
         )
         assert (await node.report())[0] == 200
+
+        # A daemon that ends later makes its units unhealthy, until it answers again.
+        (programs / "nvidia-cuda-mps-control.fails").touch()
+        ids = [f"{uuid(gpu)}::{n}" for gpu in (0, 1) for n in (0, 1)]
+        await node.until_units({GPU: dict.fromkeys(ids, "Unhealthy")})
+        await until_reason("has ended with status 1: cannot reach the daemon")
+        (programs / "nvidia-cuda-mps-control.fails").unlink()
+        await node.until_units({GPU: healthy(*ids)})
 
     play(node, scenario)

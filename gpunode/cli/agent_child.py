@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program of the agent's child: the services without rights, and the agent's page."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from gpunode import service_log
+from gpunode.cli import agent_services
+from gpunode.cli.agent_services import FEATURE_DISCOVERY
+from gpunode.services import least_rights
+from gpunode.services.agent_page import AgentPage
+from gpunode.services.config_choice import ConfigChoice
+from gpunode.services.node_label import NodeLabel
+from gpunode.services.relay import ClientEnd
+from gpunode.services.service_group import ServiceGroup
+from gpunode.services.shared_watcher import SharedWatcher
+from gpunode.services.surroundings import Surroundings
+from gpunode.services.turns import STOP_SIGNALS
+from gpunode.services.unprivileged import RELAY
+from gpuruntime.errors import GpuRuntimeError
+from gpuruntime.system import syscalls
+
+if TYPE_CHECKING:
+    import click
+
+_PAGE, _NODE_LABEL = "healthz", "node-config"
+
+
+def main(options: dict[str, Any]) -> None:
+    """Serve until a signal, or until the agent ends, and exit."""
+    service_log.start(options["log_format"])
+    # The agent passes on what these mean.
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        contexts = {
+            name: agent_services.context(name, texts)
+            for name, texts in options["services"].items()
+        }
+        # Its files may be root's.
+        client = _client(contexts.get(FEATURE_DISCOVERY))
+        values = _label_values(options["node_config"])
+        if os.geteuid() == 0:
+            least_rights.drop_rights()
+        # After the change of user, which would cancel it.
+        syscalls.die_with_parent()
+        if os.getppid() != options["parent"]:
+            os._exit(1)
+        asyncio.run(_serve(options, contexts, client, values))
+    except GpuRuntimeError as error:
+        print(f"error: {error.lines()}", file=sys.stderr)  # noqa: T201 (messages go to stderr)
+        os._exit(error.exit_code)
+    # Without the end of threads that may wait for the API server.
+    os._exit(0)
+
+
+async def _serve(
+    options: Mapping[str, Any],
+    contexts: Mapping[str, click.Context],
+    client: Callable[[], Any] | None,
+    values: Callable[[], AsyncIterator[str | None]] | None,
+) -> None:
+    choice = ConfigChoice("")
+    # The agent sends it.
+    choice.path = ""
+
+    def use_config(path: str) -> None:
+        choice.path = path
+        group.reload()
+
+    sockets = {name: socket.socket(fileno=number) for name, number in options["sockets"].items()}
+    link = ClientEnd(sockets[RELAY], use_config)
+    surroundings = Surroundings(lambda _: SharedWatcher(link), choice.load_path, sockets, client)
+    makers = {
+        name: agent_services.maker(name, ctx, surroundings) for name, ctx in contexts.items()
+    }
+    if values is not None:
+        makers[_NODE_LABEL] = lambda: NodeLabel(values, link.send_label)
+    if options["healthz"]:
+        makers[_PAGE] = lambda: AgentPage(options["healthz"], link, group.reports)
+    group = ServiceGroup(makers)
+    loop = asyncio.get_running_loop()
+    receiving = asyncio.create_task(link.serve())
+    receiving.add_done_callback(lambda _: group.stop())
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, group.stop)
+    await group.serve()
+    receiving.cancel()
+    await asyncio.gather(receiving, return_exceptions=True)
+
+
+def _client(ctx: click.Context | None) -> Callable[[], Any] | None:
+    """Return what returns a client of the API server, which is made now if labels go there."""
+    if ctx is None or not _publishes_to_server(ctx.params):
+        return None
+    from gpunode.api.client import connect  # noqa: PLC0415
+
+    return _result(lambda: connect(ctx.params["kubeconfig"]))
+
+
+def _publishes_to_server(params: Mapping[str, Any]) -> bool:
+    is_pod = bool(params["node_name"] and os.environ.get("KUBERNETES_SERVICE_HOST"))
+    return bool(
+        params["use_node_feature_api"]
+        or params["node_labels"]
+        or (params["use_node_feature_api"] is None and is_pod)
+    )
+
+
+def _label_values(
+    node: Mapping[str, str] | None,
+) -> Callable[[], AsyncIterator[str | None]] | None:
+    """Return what yields the values of the node's label, None if no label names the config."""
+    if node is None:
+        return None
+    from gpunode.api.client import connect_async  # noqa: PLC0415
+    from gpunode.api.node_watch import label_values  # noqa: PLC0415
+
+    client = _result(lambda: connect_async(node["kubeconfig"]))
+    return lambda: label_values(client(), node["name"], node["label"])
+
+
+def _result(make: Callable[[], Any]) -> Callable[[], Any]:
+    """Call *make* now, and return what returns its result, or raises its error."""
+    try:
+        value = make()
+    except GpuRuntimeError as error:
+        failure = error
+
+        def fail() -> Any:  # noqa: ANN401 (never)
+            raise failure
+
+        return fail
+    return lambda: value

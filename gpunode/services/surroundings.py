@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the agent has for its services."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gpunode.plugin_spec import Roots
+from gpunode.services.observation import Measuring
+
+if TYPE_CHECKING:
+    from lightkube import Client
+
+# The connections of the child without rights on which the agent does something as root.
+PODS, LABELS = "pods", "labels"
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a service of the agent uses instead of its own.
+
+    *watch* returns the agent's watcher as a context. *config_path* returns the path of the config
+    file in force, "" for none, or raises ConfigError. A service without rights has *connections*
+    to the agent, and *client*, which returns a client of the API server or raises ApiServerError.
+    """
+
+    watch: Callable[[Roots], AbstractAsyncContextManager[Measuring]]
+    config_path: Callable[[], str]
+    connections: Mapping[str, socket.socket] = field(default_factory=dict)
+    client: Callable[[], Client] | None = None
