@@ -17,7 +17,11 @@ COMPLETE_VARIABLE = "_GPU_NODE_COMPLETE"
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "agent": (
         *("gpunode.cli.agent", "agent"),
-        "Run several services in one process.",
+        "Run several services in one program.",
+    ),
+    "config-manager": (
+        *("gpunode.cli.config_manager", "config_manager"),
+        "Choose the config of a device plugin by a label of the node.",
     ),
     "device-plugin": (
         *("gpunode.cli.device_plugin", "device_plugin"),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode.config import named
-from gpuruntime.errors import ConfigError
+from gpuruntime.errors import ArgumentError, ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -103,10 +103,10 @@ class ConfigChoice:
 
 
 def strategies_of(words: Sequence[str]) -> tuple[str, ...]:
-    """Return *words* if each is a fallback strategy; raise ConfigError."""
+    """Return *words* if each is a fallback strategy; raise ArgumentError."""
     for word in words:
         if word not in named.STRATEGIES:
-            raise ConfigError(
+            raise ArgumentError(
                 f'"{word}" is not a fallback strategy', f"use {', '.join(named.STRATEGIES)}"
             )
     return tuple(words)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 CONFIG = """\
 apiVersion: v1
@@ -59,16 +59,17 @@ class FakeApiServer:
             def _stream(self, path: str) -> None:
                 self.send_response(200)
                 self.end_headers()
+                (seen,) = parse_qs(urlsplit(self.path).query)["resourceVersion"]
                 with server._changed:
-                    last = dict(server.objects)
                     while not server._is_closing:
-                        server._changed.wait()
                         for name, document in server.objects.items():
-                            if name.startswith(path) and document is not last.get(name, document):
+                            version = document["metadata"]["resourceVersion"]
+                            if name.startswith(path) and version != seen:
                                 event = {"type": "MODIFIED", "object": document}
                                 self.wfile.write(json.dumps(event).encode() + b"\n")
                                 self.wfile.flush()
-                            last[name] = document
+                                seen = version
+                        server._changed.wait()
 
             def log_message(self, *arguments: Any) -> None:
                 """Write nothing."""
@@ -79,7 +80,9 @@ class FakeApiServer:
     def change(self, path: str, document: Any) -> None:
         """Replace an object, and send it to the watches of its collection."""
         with self._changed:
-            self.objects[path] = document
+            version = str(int(self.objects[path]["metadata"]["resourceVersion"]) + 1)
+            metadata = {**document["metadata"], "resourceVersion": version}
+            self.objects[path] = {**document, "metadata": metadata}
             self._changed.notify_all()
 
     @contextmanager
