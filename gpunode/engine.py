@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode.config import settings
+from gpuruntime.cli.checks import kubelet_checks
 
 CONTAINERD, CRIO = "containerd", "cri-o"
 # From these versions on, CDI names of the CRI's own field are honoured.
@@ -104,6 +105,39 @@ def choose(engine: Engine | None, *, accepts_mounts: bool) -> Choice:
     strategy = settings.VOLUME_MOUNTS if accepts_mounts else settings.ENVVAR
     reason = f"{engine.title} has CDI off, and the OCI runtime {runtime}"
     return Choice((strategy,), reason)
+
+
+def hides_nodes(strategies: Collection[str]) -> bool:
+    """Return whether the engine does not know the device nodes of a container."""
+    return any(strategy in (settings.ENVVAR, settings.VOLUME_MOUNTS) for strategy in strategies)
+
+
+def lost_by_updates(
+    strategies: Collection[str], cpu_manager_state: str, *, passes_specs: bool
+) -> tuple[str, str]:
+    """Return a sentence about GPUs that containers lose, and what helps; "" and "" if they do not.
+
+    *cpu_manager_state* is the text of the kubelet's file.
+    """
+    policy = kubelet_checks.cpu_manager_policy(cpu_manager_state)
+    if passes_specs or not hides_nodes(strategies) or policy != kubelet_checks.STATIC:
+        return "", ""
+    sentence = (
+        f"the kubelet's CPU manager is static and devices are delivered by "
+        f"{', '.join(strategies)}: when it updates a container, the container loses its GPU"
+    )
+    return sentence, "use --pass-device-specs, or --device-list-strategy=cdi-cri"
+
+
+def overwritten(strategies: Collection[str], resources: Collection[str]) -> str:
+    """Return a sentence if a container with units of two *resources* sees those of one, or ""."""
+    if len(resources) < 2 or set(strategies) != {settings.ENVVAR}:
+        return ""
+    return (
+        f"devices are delivered by envvar: a container that requests two of "
+        f"{', '.join(sorted(resources))} sees the devices of one of them; use "
+        "--device-list-strategy=cdi-cri or volume-mounts"
+    )
 
 
 def problems(strategies: Collection[str], engine: Engine) -> list[str]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import os
 
 from gpunode import engine
 from gpunode.config import settings
@@ -16,6 +17,8 @@ from gpuruntime.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+_MAX_STATE = 1 << 20
+
 
 class DeliveryChoice:
     """The *strategies*, and the *reason* for them; *problems* say which of them cannot work.
@@ -25,6 +28,9 @@ class DeliveryChoice:
 
     def __init__(self, config: Config) -> None:
         self._socket = config.cri_socket
+        kubelet = os.path.dirname(os.path.dirname(config.kubelet_socket))
+        self._cpu_manager_state = os.path.join(kubelet, "cpu_manager_state")
+        self._passes_specs = config.pass_device_specs
         self._is_automatic = settings.AUTO in config.device_list_strategy
         is_forced = not self._is_automatic
         self.strategies = config.device_list_strategy if is_forced else (settings.ENVVAR,)
@@ -44,9 +50,8 @@ class DeliveryChoice:
                 problem = f"{error}; {error.hint}"
         if not self._is_automatic:
             # If the engine does not answer, nothing speaks against the configured strategies.
-            self.problems = (
-                tuple(engine.problems(self.strategies, node_engine)) if node_engine else ()
-            )
+            of_engine = engine.problems(self.strategies, node_engine) if node_engine else []
+            self.problems = (*of_engine, *self._losses())
             self.is_made = True
             return
         choice = engine.choose(node_engine, accepts_mounts=_accepts_mounts())
@@ -56,6 +61,19 @@ class DeliveryChoice:
             sentence = f"devices are delivered by {', '.join(choice.strategies)}: {choice.reason}"
             log.log(logging.INFO if choice.works else logging.WARNING, "%s", sentence)
         self.strategies, self.reason = choice.strategies, choice.reason
+        self.problems += self._losses()
+
+    def _losses(self) -> tuple[str, ...]:
+        """Return a sentence if containers lose their GPUs when the kubelet updates them."""
+        try:
+            with open(self._cpu_manager_state, encoding="utf-8", errors="replace") as stream:
+                state = stream.read(_MAX_STATE)
+        except OSError:
+            return ()
+        sentence, action = engine.lost_by_updates(
+            self.strategies, state, passes_specs=self._passes_specs
+        )
+        return (f"{sentence}; {action}",) if sentence else ()
 
 
 def _accepts_mounts() -> bool:

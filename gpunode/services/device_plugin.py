@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from gpunode import devices
+from gpunode import devices, engine
 from gpunode.config import settings
 from gpunode.config.effective import Config
 from gpunode.config.sharing import SharingKind
@@ -277,7 +277,9 @@ class DevicePlugin:
         error = self.state.layout_error
         layout = (str(error),) if error is not None else ()
         model = self.state.model
-        of_engine = self.delivery_choice.problems
+        names = [resource.name for resource in self.state.offer.resources]
+        overwritten = engine.overwritten(self.delivery_choice.strategies, names)
+        of_engine = (*self.delivery_choice.problems, *([overwritten] if overwritten else ()))
         of_driver = (*model.problems, *map(str, model.left_out)) if model is not None else ()
         return (
             *of_engine,

@@ -120,6 +120,19 @@ def two_sources(host: Host) -> None:
     host.file("/etc/apt/sources.list.d/nvidia-container-toolkit.list", DEB.format("/b.gpg"))
 
 
+def static_cpu_manager(host: Host, *options: str) -> None:
+    """Be a node with a device plugin, whose kubelet updates containers."""
+    host.file("/var/lib/kubelet/cpu_manager_state", '{"policyName": "static"}')
+    host.process(700, "/usr/bin/gpu-node", "device-plugin", *options)
+
+
+def two_profiles(host: Host) -> None:
+    """Be a node with MIG devices of two profiles."""
+    host.process(700, "/usr/bin/nvidia-device-plugin", "--mig-strategy=mixed")
+    for name in ("mig-1g.5gb", "mig-2g.10gb"):
+        host.file(f"/var/lib/kubelet/device-plugins/nvidia-{name}.sock")
+
+
 def no_gpu(host: Host) -> None:
     """Be one of the hosts without a GPU that the same compose file is for."""
     host.without("/proc/driver")
@@ -319,6 +332,38 @@ REPORTS: list[tuple[str, str, Fault, str]] = [
         (
             "warn metrics dcgm-exporter runs without virtual GPUs: its metrics do not tell apart "
             'pods that share a GPU; start it with "--kubernetes-virtual-gpus"'
+        ),
+    ),
+    (
+        "K21",
+        "delivery",
+        static_cpu_manager,
+        (
+            "warn delivery the kubelet's CPU manager is static, and the device plugin delivers by "
+            "envvar: when the kubelet updates a container, it loses its GPU; start the device "
+            'plugin with "--pass-device-specs", or "--device-list-strategy=cdi-cri"'
+        ),
+    ),
+    (
+        "K21",
+        "delivery",
+        lambda host: static_cpu_manager(host, "--device-list-strategy", "cdi-cri"),
+        "ok delivery the engine knows the device nodes of pods (cdi-cri)",
+    ),
+    (
+        "K21",
+        "delivery",
+        lambda host: static_cpu_manager(host, "--pass-device-specs=true"),
+        "ok delivery the engine knows the device nodes of pods (envvar)",
+    ),
+    (
+        "K10",
+        "delivery",
+        two_profiles,
+        (
+            "warn delivery the device plugin delivers by envvar: a container that requests MIG "
+            "devices of two profiles sees those of one; start the device plugin with "
+            '"--device-list-strategy=cdi-cri", or "volume-mounts"'
         ),
     ),
     (

@@ -73,9 +73,9 @@ def test_what_a_row_names_is_there(row: list[str]) -> None:
 
 
 def test_all_reports_of_the_doctor_have_a_row() -> None:
-    """What comes often is what people look for."""
+    """What comes often is what people look for; K is about Kubernetes, with rows of its own."""
     known = {row[0] for row in _rows()}
-    frequent = {report for report, _ in _of_the_doctor()}
+    frequent = {report for report, _ in _of_the_doctor() if not report.startswith("K")}
     # B149 comes seldom, and is the driver's: the doctor alone has it.
     assert frequent - known == {"B149"}
 

@@ -15,9 +15,11 @@ import pytest
 from node.fake_engine import serve_engine_text
 
 from gpunode import engine
+from gpunode.config.effective import Config
 from gpunode.engine import Engine
 from gpunode.kubelet import engine_client
 from gpunode.kubelet.engine_client import EngineError
+from gpunode.services.delivery_choice import DeliveryChoice
 
 
 def _containerd(version: str, program: str = "", **config: Any) -> Engine:
@@ -140,3 +142,44 @@ def test_an_engine_that_is_not_there_is_an_error(socket: Path) -> None:
         with pytest.raises(EngineError) as caught:
             asyncio.run(engine_client.ask(paths))
         assert "--cri-socket" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("strategies", "options", "policy", "is_lost"),
+    [
+        (("envvar",), {}, "static", True),
+        (("cdi-cri", "volume-mounts"), {}, "static", True),
+        (("cdi-cri",), {}, "static", False),
+        (("envvar",), {"pass_device_specs": True}, "static", False),
+        (("envvar",), {}, "none", False),
+    ],
+)
+def test_gpus_that_an_update_of_the_container_takes(
+    tmp_path: Path,
+    strategies: tuple[str, ...],
+    options: dict[str, Any],
+    policy: str,
+    is_lost: bool,
+) -> None:
+    """Report K21: said at start, by the kubelet's own file beside its sockets."""
+    (tmp_path / "cpu_manager_state").write_text(json.dumps({"policyName": policy}))
+    config = Config(
+        device_list_strategy=strategies,
+        kubelet_socket=f"{tmp_path}/device-plugins/kubelet.sock",
+        cri_socket=f"{tmp_path}/none.sock",
+        **options,
+    )
+    choice = DeliveryChoice(config)
+    asyncio.run(choice.make())
+    assert any("CPU manager is static" in problem for problem in choice.problems) == is_lost
+
+
+def test_two_resources_in_one_variable() -> None:
+    """Report K10: the kubelet keeps one value of a variable; other ways keep both."""
+    names = ("nvidia.com/mig-2g.10gb", "nvidia.com/mig-1g.5gb")
+    assert "mig-1g.5gb, nvidia.com/mig-2g.10gb sees the devices of one" in engine.overwritten(
+        ("envvar",), names
+    )
+    assert engine.overwritten(("envvar",), names[:1]) == ""
+    for strategies in (("cdi-cri",), ("volume-mounts",), ("envvar", "cdi-cri")):
+        assert engine.overwritten(strategies, names) == ""
