@@ -70,7 +70,7 @@ def _agent(file: ConfigFile, arguments: Mapping[str, list[str]], log_format: str
 
     root = file.get(("driver-root",)) or "/"
     observed = watcher(roots(Config(nvidia_driver_root=root, nvidia_dev_root=root)))
-    choice = _choice(file)
+    choice = choice_of(file)
     surroundings = Surroundings(lambda _: SharedWatcher(observed), choice.load_path)
     contexts = {name: agent_services.context(name, texts) for name, texts in arguments.items()}
     makers = {
@@ -95,7 +95,7 @@ def _check_root(plugin: Any, root: str) -> None:  # noqa: ANN401 (a DevicePlugin
         )
 
 
-def _choice(file: ConfigFile) -> ConfigChoice:
+def choice_of(file: ConfigFile) -> ConfigChoice:
     """Return the config file that the services use, or the choice of one; raise ConfigError."""
     from gpunode.config import named  # noqa: PLC0415
     from gpunode.services.config_choice import ConfigChoice, NamedConfigs  # noqa: PLC0415
