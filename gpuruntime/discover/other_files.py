@@ -65,20 +65,24 @@ class Finder:
         program that needs the host's own loader, is used only if there is no other.
         """
         places = programs.places(self._root, self._directories, search_path, path)
+        doubtful: dict[str, list[str]] = {}
         for row in driver_table.BINARIES:
             fallback: tuple[programs.Place, str, str] | None = None
             for place, real in self._programs(row, places):
-                reason = programs.unusable(place.root, real, self._native)
+                reason = programs.doubt(place.root, real, self._native)
                 if not reason:
                     self._program(row, place, real)
                     break
                 fallback = fallback or (place, real, reason)
             else:
-                if self._private(row) or fallback is None:
+                if fallback is None:
+                    self._private(row)
                     continue
                 place, real, reason = fallback
-                self.problems.append(f'"{place.root.host_path(real)}" {reason}')
+                doubtful.setdefault(reason, []).append(f'"{place.root.host_path(real)}"')
                 self._program(row, place, real)
+        for reason, paths in doubtful.items():
+            self.problems.append(f"{', '.join(paths)} may not run in a container: {reason}")
 
     def _programs(
         self, row: driver_table.Row, places: Sequence[programs.Place]
@@ -208,13 +212,10 @@ class Finder:
             return
         self._add(self._root, driver_table.MPS, special[0], path)
 
-    def _private(self, row: driver_table.Row) -> bool:
-        """Add *row*'s file from Debian's private directory, where alternatives would link it.
-
-        Return whether there is one.
-        """
+    def _private(self, row: driver_table.Row) -> None:
+        """Add *row*'s file from Debian's private directory, where alternatives would link it."""
         if row.private is None:
-            return False
+            return
         for root, libraries in self._directories:
             directory = private_directory(row, libraries)
             if directory is None:
@@ -226,8 +227,7 @@ class Finder:
                 real = self._file(root, path)
                 if real:
                     self._add(root, row, real, f"{row.private[1]}/{posixpath.basename(path)}")
-                    return True
-        return False
+                    return
 
     def _add(self, root: DriverRoot, row: driver_table.Row, real: str, path: str) -> None:
         if not is_clean_host_path(path):

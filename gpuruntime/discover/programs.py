@@ -110,7 +110,7 @@ def original(path: str) -> str:
     return posixpath.join(posixpath.dirname(directory), _ORIGINALS, name)
 
 
-def unusable(root: DriverRoot, path: str, native: str) -> str:
+def doubt(root: DriverRoot, path: str, native: str) -> str:
     """Return why the program *path* of *root* may not run in a container, "" if it does.
 
     A host may have a script that starts the program, or have changed the program so that it
@@ -119,15 +119,9 @@ def unusable(root: DriverRoot, path: str, native: str) -> str:
     try:
         _, elf = root.library(path)
     except DiscoveryError:
-        return (
-            "is not an ELF program: a container may lack what it starts; name the directory of "
-            'the program with "--program-search-path"'
-        )
+        return "not an ELF program"
     if elf.abi != native:
-        return f"is for {elf.abi or 'another machine'}, not for {native}"
+        return f"for {elf.abi or 'another machine'}, not for {native}"
     if elf.interpreter and elf.interpreter not in _LOADERS:
-        return (
-            f'needs the loader "{elf.interpreter}", which images do not have; name the directory '
-            'of the original program with "--program-search-path"'
-        )
+        return f'its loader "{elf.interpreter}" is not in images'
     return ""

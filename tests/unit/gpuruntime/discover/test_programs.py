@@ -125,10 +125,10 @@ def test_directories_beside_the_libraries(libraries: str, places: list[str]) -> 
 NIX_LOADER = "/nix/store/0a1b-glibc-2.39/lib/ld-linux-x86-64.so.2"
 # Contents of /usr/bin/nvidia-smi that do not run in a container, and why not.
 UNUSABLE = {
-    "a script": ('#!/bin/sh\nexec /opt/gpu/bin/nvidia-smi "$@"\n', "is not an ELF program"),
-    "damaged": (elf(None)[:70], "is not an ELF program"),
-    "another loader": (elf(None, interpreter=NIX_LOADER), f'needs the loader "{NIX_LOADER}"'),
-    "another machine": (elf(None, abi="aarch64"), "is for aarch64, not for x86-64"),
+    "a script": ('#!/bin/sh\nexec /opt/gpu/bin/nvidia-smi "$@"\n', "not an ELF program"),
+    "damaged": (elf(None)[:70], "not an ELF program"),
+    "another loader": (elf(None, interpreter=NIX_LOADER), f'its loader "{NIX_LOADER}"'),
+    "another machine": (elf(None, abi="aarch64"), "for aarch64, not for x86-64"),
 }
 
 
@@ -150,10 +150,13 @@ def test_a_program_that_runs_in_a_container_is_preferred(name: str, tmp_path: Pa
 def test_the_only_program_is_delivered_with_a_warning(name: str, tree: Tree) -> None:
     """The image may have what it needs."""
     content, reason = UNUSABLE[name]
-    tree.file("/usr/bin/nvidia-smi", content, 0o755)
-    assert programs(tree) == {"/usr/bin/nvidia-smi": "/usr/bin/nvidia-smi"}
+    paths = [f"/usr/bin/{program}" for program in ("nvidia-debugdump", "nvidia-smi")]
+    for path in paths:
+        tree.file(path, content, 0o755)
+    assert programs(tree) == {path: path for path in paths}
     (problem,) = driver(tree).problems
-    assert problem.startswith(f'"{tree.path}/usr/bin/nvidia-smi" {reason}')
+    named = ", ".join(f'"{tree.path}{path}"' for path in paths)
+    assert problem.startswith(f"{named} may not run in a container: {reason}")
     assert driver(tree).missing_program == ""
 
 
