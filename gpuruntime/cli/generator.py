@@ -22,6 +22,7 @@ from gpuruntime.errors import ArgumentError, ConfigError, DiscoveryError, SpecEr
 from gpuruntime.model import Inventory
 from gpuruntime.plan import devices, driver_files, gpu_edits
 from gpuruntime.request import capabilities
+from gpuruntime.system.clean_names import is_clean
 
 AUTO, NVML, MANAGEMENT = platforms.AUTO, model.NVML, "management"
 # The modes of discovery by the platform of the machine.
@@ -272,6 +273,12 @@ def checked(**values: Any) -> GenerateOptions:  # noqa: ANN401 (click's values)
     )
     _check_words("hook", values["disabled_hooks"], (devices.ALL, *gpu_edits.HOOKS))
     _check_words("hook", values["enabled_hooks"], gpu_edits.HOOKS)
+    compat_root = values["csv_compat_root"] = values["csv_compat_root"].rstrip("/")
+    if compat_root and not is_clean(compat_root):
+        raise ArgumentError(
+            f'"--csv.compat-container-root": "{compat_root}" is not a plain absolute path',
+            "name the directory as images have it, such as /usr/local/cuda/compat_orin",
+        )
     limit = values["max_spec_version"]
     if limit and limit.removeprefix("v") not in version.KNOWN:
         raise ArgumentError(
@@ -355,6 +362,11 @@ def document(chosen: GenerateOptions, inventory: Inventory) -> Spec:
     Raises RequestError or UnresolvedDeviceError for a device id, and SpecError.
     """
     named, common = _parts(chosen, inventory)
+    if not named and any(not item.gpu.uuid for item in inventory.gpus):
+        raise DiscoveryError(
+            f"no device has a name by the strategy {', '.join(chosen.name_strategies)}",
+            'use "--device-name-strategy index": the GPUs of this platform have no UUIDs',
+        )
     if not named:
         raise DiscoveryError(
             f"there is no device to name: {'; '.join(inventory.problems) or 'no GPU'}",

@@ -181,9 +181,12 @@ def tegra_decision(mode: str, machine: Marks, answer: Answer | None) -> str:
 def nvml_decision(machine: Marks) -> str:
     """Return the sentence that another platform's marks do not count, "" if there are none."""
     names = [name for name, mark in (("WSL", machine.wsl), ("Tegra", machine.tegra)) if mark]
-    if not names:
-        return ""
-    return (
-        f"the GPUs are those that NVML lists: the marks of {' and '.join(names)} do not count, "
-        "because the mode is nvml or no GPU is an integrated one"
-    )
+    reasons = []
+    if names:
+        reasons.append(
+            f"the marks of {' and '.join(names)} do not count, because the mode is nvml or no GPU "
+            "is an integrated one"
+        )
+    if machine.dxg and not machine.dxcore:
+        reasons.append(f'{machine.dxg} does not count, because there is no "{DXCORE}"')
+    return f"the GPUs are those that NVML lists: {'; '.join(reasons)}" if reasons else ""

@@ -27,6 +27,7 @@ _UNIFIED_MEMORY = "/dev/nvidia-uvm"
 _CHANNELS = "/dev/nvidia-caps-imex-channels"
 _GRAPHICS = frozenset({capabilities.GRAPHICS, capabilities.DISPLAY})
 _JIT = "nvidia-container-runtime.modes.jit-cdi"
+_COMPAT_ROOT = "nvidia-container-runtime.modes.csv.compat-container-root"
 _NO_GROUPS = "no-additional-gids-for-device-nodes"
 
 
@@ -43,7 +44,7 @@ def style(config: Config, hook_path: str, *, cuda_compat: bool = True) -> Style:
         ldconfig=_ldconfig(config),
         ldconfig_mode="" if mode == "merge" else mode,
         deadline_s=hook_deadline(config),
-        compat_root=config["nvidia-container-runtime.modes.csv.compat-container-root"],
+        compat_root=config[_COMPAT_ROOT].rstrip("/"),
         groups=_NO_GROUPS not in config.features and _NO_GROUPS not in flags,
     )
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import forked_cli
 import platform_roots
 import pytest
 from driver_roots import Tree
@@ -90,3 +91,13 @@ def test_wsl_has_the_device_all_alone(tmp_path: Path) -> None:
     """B101: whichever ids are named."""
     tree = platform_roots.wsl(tmp_path)
     assert generated(tree, "--device-id", "0", "--no-all-device") == generated(tree)
+
+
+def test_a_jetson_has_no_name_by_uuid_alone(tmp_path: Path) -> None:
+    """The hint is an option that gives a name."""
+    words = ("cdi", "generate", "--driver-root", tegra(tmp_path).path)
+    result = forked_cli.run(*words, "--device-name-strategy", "uuid")
+    assert result.returncode == 1
+    error, hint = result.stderr.splitlines()[-2:]
+    assert "no device has a name by the strategy uuid" in error
+    assert '"--device-name-strategy index"' in hint

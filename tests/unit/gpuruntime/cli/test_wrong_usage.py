@@ -40,6 +40,7 @@ WRONG: tuple[tuple[str, str], ...] = (
     ("gpuruntime", "cdi generate --device-name-strategy x"),
     ("gpuruntime", "cdi generate --disable-hook x"),
     ("gpuruntime", "cdi generate --vendor 0"),
+    ("gpuruntime", "cdi generate --csv.compat-container-root compat"),
     ("gpuruntime", "cdi list --spec-dir="),
     ("gpuruntime", "cdi refresh --output -"),
     ("gpuruntime", "cdi transform root --from a"),
