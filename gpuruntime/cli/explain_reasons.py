@@ -33,7 +33,9 @@ GPU, LEFT_OUT, REMOVED, HAS = "gpu", "left out", "removed", "has"
 # What a hook does → the option of our hook and the subcommand of the incumbent's that do it.
 _HOOK_WORDS = {
     "makes links to the driver's files": ("--link", gpu_edits.LINKS),
-    "prefers newer CUDA libraries of the image": ("--cuda-compat", gpu_edits.COMPAT),
+    "prefers newer CUDA libraries of the image": (
+        *("--cuda-compat", "--cuda-compat-cuda", gpu_edits.COMPAT),
+    ),
     "adds the libraries to the loader cache": ("--library", gpu_edits.LDCACHE),
     "tells the driver not to make device nodes": ("--mask-params", gpu_edits.PARAMS),
     "tells the driver's libraries which GPUs the container has": (

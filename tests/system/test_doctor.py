@@ -162,6 +162,7 @@ def rootless(host: Host) -> None:
 def wsl(host: Host, release: str, *, dxg: bool) -> None:
     """Be a WSL of that *release*."""
     host.file("/proc/sys/kernel/osrelease", f"{release}\n")
+    host.remove("/proc/driver/nvidia/version")
     if dxg:
         host.node("/dev/dxg", 10, 125)
 
@@ -1028,6 +1029,31 @@ def test_the_distribution_and_how_the_driver_is_installed(host: Host) -> None:
         "fail",
         "use a variant of Bottlerocket with the NVIDIA driver",
     )
+
+
+@pytest.mark.parametrize(
+    ("model", "mark", "platform", "files"),
+    [
+        # The module of a Jetson's display lists no GPU, that of Thor the integrated one.
+        ("", "/etc/nv_tegra_release", "the platform is Tegra", "the platform is Tegra"),
+        ("NVIDIA Thor", "/etc/os-release", "the platform is Tegra", "the platform is Tegra"),
+        ("NVIDIA RTX A6000", "/etc/nv_tegra_release", "Linux", "other files"),
+        ("NVIDIA RTX A6000", "/dev/dxg", "Linux", "other files"),
+    ],
+)
+def test_the_platform_of_a_machine_with_the_module(
+    host: Host, model: str, mark: str, platform: str, files: str
+) -> None:
+    """It is the one that discovery chooses by NVML's list, which the module's list agrees with."""
+    jetson(host)
+    host.module(host.version)
+    host.remove("/etc/nv_tegra_release")
+    host.file(mark, "")
+    host.without("/proc/driver/nvidia/gpus")
+    if model:
+        host.file(INFORMATION, f"Model: {model}\n")
+    for name, text in (("platform", platform), ("files", files)):
+        assert text in found(host, name)[0].what
 
 
 INFORMATION = f"/proc/driver/nvidia/gpus/{BUS_IDS[0]}/information"

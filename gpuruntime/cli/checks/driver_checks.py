@@ -19,7 +19,6 @@ from gpuruntime.formats import driver_version, ldcache_merge
 from gpuruntime.model import SMI
 
 MODULE = user_space_version.MODULE
-GPUS = "/proc/driver/nvidia/gpus"
 # Users notice if a container start waits longer than this for the driver.
 SLOW_S = 2.0
 # Less than the deadline of a check, so that the error can still be reported.
@@ -240,10 +239,8 @@ def answer(machine: ExaminedMachine) -> Iterator[Note]:
 def models(machine: ExaminedMachine) -> Iterator[Note]:
     """Report the GPU models: an engine requests a number of GPUs, whatever the model."""
     names: dict[str, int] = {}
-    for bus_id in machine.names(GPUS):
-        text = machine.read(f"{GPUS}/{bus_id}/information") or ""
-        model = re.search(r"^Model:\s*(.*\S)", text, re.MULTILINE)
-        name = model[1] if model else "without a name"
+    for model in platform_checks.gpu_models(machine):
+        name = model or "without a name"
         names[name] = names.get(name, 0) + 1
     counts = ", ".join(f"{count} {name}" for name, count in sorted(names.items()))
     if len(names) > 1:

@@ -7,7 +7,7 @@ import posixpath
 import re
 from collections.abc import Iterator
 
-from gpuruntime.cli.checks import driver_checks, engine_files, oci_hooks, processes, readers
+from gpuruntime.cli.checks import engine_files, oci_hooks, platform_checks, processes, readers
 from gpuruntime.cli.checks.engine_files import Engine
 from gpuruntime.cli.checks.examined_machine import ExaminedMachine, modified
 from gpuruntime.cli.checks.finding import Note, context, fail, ok, warn
@@ -201,8 +201,8 @@ def _number(version: str) -> tuple[int, ...]:
 def swarm(machine: ExaminedMachine) -> Iterator[Note]:
     """Check whether the GPUs that docker offers to a swarm exist, and are honoured."""
     uuids = []
-    for bus_id in machine.names(driver_checks.GPUS):
-        text = machine.read(f"{driver_checks.GPUS}/{bus_id}/information") or ""
+    for bus_id in machine.names(platform_checks.GPUS):
+        text = machine.read(f"{platform_checks.GPUS}/{bus_id}/information") or ""
         uuids += re.findall(r"^GPU UUID:\s*(\S+)", text, re.MULTILINE)
     has_offer = False
     for engine in engine_files.installed_engines(machine):

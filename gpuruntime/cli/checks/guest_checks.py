@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 
 from gpuruntime.cli.checks import processes
-from gpuruntime.cli.checks.driver_checks import GPUS
 from gpuruntime.cli.checks.examined_machine import ExaminedMachine
 from gpuruntime.cli.checks.finding import Note, ok, warn
+from gpuruntime.cli.checks.platform_checks import GPUS
 
 DAEMON = "nvidia-gridd"
 CONFIG = "/etc/nvidia/gridd.conf"

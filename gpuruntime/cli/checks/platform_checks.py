@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Iterator
 
 from gpuruntime import config as settings
@@ -17,6 +18,8 @@ from gpuruntime.errors import GpuRuntimeError
 from gpuruntime.model import CSV, NVML, WSL, Inventory
 
 _CSV_FILES = "nvidia-container-runtime.modes.csv.mount-spec-path"
+_MODULE = "/proc/driver/nvidia/version"
+GPUS = "/proc/driver/nvidia/gpus"
 # Less than the deadline of a check, so that the error can still be reported.
 _DEADLINE_S = 12.0
 
@@ -24,14 +27,25 @@ _DEADLINE_S = 12.0
 def mode_of(machine: ExaminedMachine) -> str:
     """Return the discovery mode of the platform by its files: NVML, WSL or CSV.
 
-    A Tegra with the module nvidia counts as NVML's: the module's checks apply to it.
+    A Tegra may have the module nvidia, for its displays or its GPU. The checks of the module and
+    of its libraries apply if the module lists only discrete GPUs, as discovery decides by NVML.
     """
-    if machine.exists(platforms.DXG):
+    has_module = machine.exists(_MODULE)
+    has_dxcore = machine.exists(f"{platforms.WSL_LIBRARIES}/{platforms.DXCORE}")
+    if machine.exists(platforms.DXG) and (has_dxcore or not has_module):
         return WSL
     family = (machine.read(platforms.TEGRA_FAMILY) or "").lower()
     is_tegra = machine.exists(platforms.TEGRA_RELEASE) or family.startswith("tegra")
-    has_module = machine.exists("/proc/driver/nvidia/version")
-    return CSV if is_tegra and not has_module else NVML
+    names = gpu_models(machine) if has_module else []
+    is_integrated = any(map(platforms.is_integrated_name, names))
+    return CSV if is_integrated or (is_tegra and not names) else NVML
+
+
+def gpu_models(machine: ExaminedMachine) -> list[str]:
+    """Return the model of each GPU that the module nvidia lists, "" for one without a name."""
+    texts = [machine.read(f"{GPUS}/{name}/information") or "" for name in machine.names(GPUS)]
+    matches = [re.search(r"^Model:\s*(.*\S)", text, re.MULTILINE) for text in texts]
+    return [match[1] if match else "" for match in matches]
 
 
 def platform(machine: ExaminedMachine) -> Iterator[Note]:
@@ -82,7 +96,8 @@ def _discovered(machine: ExaminedMachine, mode: str, root: DriverRoot) -> Invent
                 dev,
                 tegra.CsvOptions(directory=machine.config[_CSV_FILES]),
                 answer=None,
-                decision=platforms.tegra_decision(settings.AUTO, marks, None),
+                decision=platforms.tegra_decision(settings.AUTO, marks, None)
+                or "the platform is Tegra: the module nvidia lists an integrated GPU",
             )
         # libdxcore of another machine must not be loaded.
         if machine.is_live or not marks.dxcore:
