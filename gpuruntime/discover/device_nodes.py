@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from gpuruntime import model, remedies
 from gpuruntime.errors import DiscoveryError
 from gpuruntime.model import Gpu, GpuNodes, LeftOutDevice, MigDevice, Node
+from gpuruntime.request.driver_options import MAX_IMEX_CHANNEL
 from gpuruntime.system.paths import Root
 
 CONTROL = ("nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools", "nvidiactl")
@@ -191,6 +192,7 @@ def feature_nodes(
         if not nodes and feature in HOST_FEATURES:
             nodes = _matching(host, patterns)
         by_feature[feature] = nodes
+    by_feature[model.IMEX] = tuple(filter(_is_channel, by_feature[model.IMEX]))
     capabilities = dev.capabilities(proc)
     for feature, name in _MIG_FEATURES.items():
         minor = capabilities.minor(name)
@@ -209,6 +211,15 @@ def _matching(dev: DevRoot, patterns: Iterable[str]) -> tuple[Node, ...]:
             node = dev.node(pattern)
             nodes += [] if node is None else [node]
     return tuple(sorted(nodes, key=_with_numbers))
+
+
+def _is_channel(node: Node) -> bool:
+    """Return whether the driver makes a node of the name that *node* has for an IMEX channel."""
+    number = node.container_path.rpartition("/channel")[2]
+    is_plain = (
+        number.isdecimal() and number.isascii() and len(number) <= len(str(MAX_IMEX_CHANNEL))
+    )
+    return is_plain and str(int(number)) == number and int(number) <= MAX_IMEX_CHANNEL
 
 
 def _with_numbers(node: Node) -> list[tuple[int, str]]:

@@ -101,3 +101,16 @@ def test_a_jetson_has_no_name_by_uuid_alone(tmp_path: Path) -> None:
     error, hint = result.stderr.splitlines()[-2:]
     assert "no device has a name by the strategy uuid" in error
     assert '"--device-name-strategy index"' in hint
+
+
+def test_explain_names_each_step_for_a_jetson(tmp_path: Path) -> None:
+    """Newer CUDA libraries of an image count by the CUDA version there."""
+    config = tmp_path / "config.toml"
+    root = orin(tmp_path / "root").path
+    config.write_text(f'nvidia-container-cli.root = "{root}"\n')
+    words = ("--config", config, "explain", "--env", "NVIDIA_VISIBLE_DEVICES=0")
+    report = forked_cli.run(*words).stdout
+    (hook,) = (line for line in report.splitlines() if line.startswith("hook"))
+    for step in ("makes links", "prefers newer CUDA", "adds the libraries to the loader cache"):
+        assert step in hook
+    assert 'note          the platform is Tegra: NVML lists the GPU "Orin (nvgpu)"' in report

@@ -384,6 +384,10 @@ def test_features_have_nodes_of_their_own(machine: Machine, feature: str) -> Non
     machine.write("nvidia-caps/mig-minors", "config 1\nmonitor 2\ngpu0/gi0/access 3\n")
     machine.make("nvidia0", "nvidia-caps/nvidia-cap3", *reversed(FEATURE_NODES[feature]))
     (Path(machine.root) / "dev/nvidia-fs-file").touch()
+    # Names that the driver gives to no channel.
+    machine.make(
+        *(f"nvidia-caps-imex-channels/channel{text}" for text in ("", "x", "01", 1 << 20))
+    )
     found = features(machine)
     assert found.pop(feature) == tuple(map(machine.node, FEATURE_NODES[feature]))
     assert set(found.values()) == {()}
