@@ -75,8 +75,7 @@ class Finder:
                     break
                 fallback = fallback or (place, real, reason)
             else:
-                if fallback is None:
-                    self._private(row)
+                if self._private(row) or fallback is None:
                     continue
                 place, real, reason = fallback
                 doubtful.setdefault(reason, []).append(f'"{place.root.host_path(real)}"')
@@ -212,10 +211,13 @@ class Finder:
             return
         self._add(self._root, driver_table.MPS, special[0], path)
 
-    def _private(self, row: driver_table.Row) -> None:
-        """Add *row*'s file from Debian's private directory, where alternatives would link it."""
+    def _private(self, row: driver_table.Row) -> bool:
+        """Add *row*'s file from Debian's private directory, where alternatives would link it.
+
+        Return whether there is one.
+        """
         if row.private is None:
-            return
+            return False
         for root, libraries in self._directories:
             directory = private_directory(row, libraries)
             if directory is None:
@@ -227,7 +229,8 @@ class Finder:
                 real = self._file(root, path)
                 if real:
                     self._add(root, row, real, f"{row.private[1]}/{posixpath.basename(path)}")
-                    return
+                    return True
+        return False
 
     def _add(self, root: DriverRoot, row: driver_table.Row, real: str, path: str) -> None:
         if not is_clean_host_path(path):

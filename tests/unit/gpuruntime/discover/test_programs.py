@@ -146,6 +146,16 @@ def test_a_program_that_runs_in_a_container_is_preferred(name: str, tmp_path: Pa
     assert driver(tree).problems == ()
 
 
+def test_debians_directory_comes_before_a_script(tmp_path: Path) -> None:
+    """No alternative links to the program there, and an administrator has written a script."""
+    tree = Tree(tmp_path / "root")
+    tree.libraries("/usr/lib/x86_64-linux-gnu/nvidia/current", COMPUTE, flat=True)
+    tree.file("/usr/bin/nvidia-smi", UNUSABLE["a script"][0], 0o755)
+    program(tree, "/usr/lib/nvidia/current/nvidia-smi")
+    assert programs(tree) == {"/usr/bin/nvidia-smi": "/usr/lib/nvidia/current/nvidia-smi"}
+    assert driver(tree).problems == ()
+
+
 @pytest.mark.parametrize("name", UNUSABLE)
 def test_the_only_program_is_delivered_with_a_warning(name: str, tree: Tree) -> None:
     """The image may have what it needs."""
