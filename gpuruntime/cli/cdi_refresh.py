@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from cdi import diff, document, store, yamlio
+from cdi import diff, document, store
 from cdi.errors import CdiError
 from cdi.wire import Edits, Spec
 from gpuruntime.cli import (
@@ -23,6 +23,7 @@ from gpuruntime.cli import (
 )
 from gpuruntime.errors import ArgumentError, SpecError, escape
 
+DIFFERENT = 1
 _VERSION = re.compile(r"\.[0-9][0-9.]*\Z")
 
 
@@ -41,11 +42,17 @@ _VERSION = re.compile(r"\.[0-9][0-9.]*\Z")
     is_flag=True,
     help="Write it even if nothing has changed, or if another file defines the same devices.",
 )
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Write nothing and query no driver; exit with 1 if the spec is not up to date.",
+)
 def refresh(
     output: str,
     format_: str | None,
     *,
     force: bool,
+    check: bool,
     **values: Any,  # noqa: ANN401 (click's)
 ) -> None:
     """Write the CDI spec again if the host has changed since, and say what has.
@@ -53,6 +60,7 @@ def refresh(
     A good spec stays as it is if the driver does not answer, if a device of it cannot be had, or
     if another file of the directory defines the same devices: then the exit status is 1. The
     options are those of "cdi generate". Without a GPU, a driver and a spec there is nothing to do.
+    "--check" only compares, and exits with 1 if a refresh would query the driver, or fail.
     """
     if output in ("", "-"):
         raise ArgumentError("standard output cannot be refreshed", 'name a file with "--output"')
@@ -63,18 +71,20 @@ def refresh(
     if is_of_driver and (nothing := idle.reason(chosen.driver_root)):
         click.echo(nothing, err=True)
         return
-    old = _load(path)
     old_stamp = stamp.read(path)
     if old_stamp is not None:
         changed = stamp.changed(old_stamp, chosen)
         if not changed and not force:
             # Another file may have been added since.
-            if old is not None:
+            if spec_dirs.has_others(path) and (old := _load(path)) is not None:
                 spec_dirs.check_beside(path, old, force=False)
             click.echo(f'unchanged "{escape(path)}": the host is as it was', err=True)
             return
         if changed:
             click.echo(f"changed since: {escape(', '.join(changed))}", err=True)
+    if check:
+        click.get_current_context().exit(DIFFERENT)
+    old = _load(path)
     renewal = spec_renewal.renew(chosen)
     inventory, spec = renewal.inventory, renewal.spec
     cdi_generate.warn(inventory)
@@ -100,6 +110,9 @@ def refresh(
 
 def _load(path: str) -> Spec | None:
     """Return the spec at *path*; None if it is missing or unusable."""
+    # The import of PyYAML takes longer than the rest of a refresh that finds nothing to do.
+    from cdi import yamlio  # noqa: PLC0415
+
     try:
         return document.check(yamlio.decode(store.read(path)))
     except (OSError, CdiError):

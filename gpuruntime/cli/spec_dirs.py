@@ -118,6 +118,17 @@ def check_beside(path: str, spec: Spec, *, force: bool) -> None:
         click.echo(f"warning: {escape(text)}", err=True)
 
 
+def has_others(path: str) -> bool:
+    """Return whether the directory of *path* has, or may have, another spec."""
+    directory, name = os.path.split(os.path.abspath(path))
+    try:
+        return any(
+            item.endswith(registry.ENDINGS) and item != name for item in os.listdir(directory)
+        )
+    except OSError:
+        return True
+
+
 def write_text(path: str, text: str) -> bool:
     """Write *text* to *path*; return whether that changed the file; raise SpecError.
 

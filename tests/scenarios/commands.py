@@ -19,6 +19,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     (OURS, "cdi", "generate", "--output", f"{WORK}/one.json"),
     (OURS, "cdi", "refresh", "--output", f"{WORK}/two.yaml"),
     (OURS, "cdi", "refresh", "--output", f"{WORK}/two.yaml"),
+    (OURS, "cdi", "refresh", "--check", "--output", f"{WORK}/two.yaml"),
     (OURS, "cdi", "list", "--spec-dir", WORK, "--verbose"),
     (OURS, "cdi", "validate"),
     (OURS, "cdi", "validate", f"{WORK}/one.json"),

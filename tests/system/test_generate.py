@@ -662,7 +662,9 @@ def test_refresh_writes_only_what_changed() -> None:
         f"""REFRESH="{refresh}"
         eval "$REFRESH" 2>&1 | grep -v "files;"; stat -c %i /run/cdi/nvidia.yaml > /run/first
         eval "$REFRESH" 2>&1; stat -c %i /run/cdi/nvidia.yaml | cmp - /run/first
+        eval "$REFRESH --check" 2>&1; echo $?
         cp {LIBRARIES}/libnvidia-tls.so.550.163.01 {LIBRARIES}/libnvidia-new.so.550.163.01
+        eval "$REFRESH --check" 2>&1; echo $?; stat -c %i /run/cdi/nvidia.yaml | cmp - /run/first
         eval "$REFRESH" 2>&1 | grep -v "files;"
         echo broken > /run/cdi/nvidia.yaml; eval "$REFRESH" 2>&1 | grep -v "files;"
         grep -c libnvidia-new /run/cdi/nvidia.yaml
@@ -671,8 +673,9 @@ def test_refresh_writes_only_what_changed() -> None:
     lines = done.stdout.splitlines()
     assert lines[0] == 'wrote "/run/cdi/nvidia.yaml"', done.stdout + done.stderr
     assert lines[1] == 'unchanged "/run/cdi/nvidia.yaml": the host is as it was'
-    assert lines[2] == "changed since: library directories"
-    added = [line for line in lines[3:-2] if line.startswith("+ common edits: mount ")]
+    assert lines[2:6] == [lines[1], "0", "changed since: library directories", "1"]
+    assert lines[6] == lines[4]
+    added = [line for line in lines[7:-2] if line.startswith("+ common edits: mount ")]
     assert len(added) == 1
     assert "libnvidia-new.so.550.163.01" in added[0]
     assert lines[-2] == 'wrote "/run/cdi/nvidia.yaml"'
@@ -713,15 +716,17 @@ def test_two_documented_commands_leave_the_devices_there() -> None:
         {cli} cdi list 2>/dev/null | head -1; ls /etc/cdi
         # A program that looks at nothing, as the incumbent's.
         cp /etc/cdi/nvidia.json /etc/cdi/other.json
+        eval "$REFRESH --check --output /etc/cdi/nvidia.json" 2>/dev/null; echo $?
         eval "$REFRESH --output /etc/cdi/nvidia.json"; echo $?
         eval "$REFRESH --force --output /etc/cdi/nvidia.json" 2>/dev/null; echo $?
         {cli} cdi list 2>/dev/null; {cli} doctor --check specs
         """
     )
     lines = done.stdout.splitlines()
-    assert lines[:6] == ["1", "nvidia.com/gpu=0", "nvidia.json", "1", "0", lines[5]], done.stderr
-    assert lines[5].startswith('fail  specs           "/etc/cdi/'), lines
-    assert lines[5].endswith('; remove "/etc/cdi/nvidia.json"'), lines
+    *others, specs = lines[:7]
+    assert others == ["1", "nvidia.com/gpu=0", "nvidia.json", "1", "1", "0"], done.stderr
+    assert specs.startswith('fail  specs           "/etc/cdi/'), lines
+    assert specs.endswith('; remove "/etc/cdi/nvidia.json"'), lines
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     why = (
         'defines "nvidia.com/gpu=0" and 16 more too, and engines resolve no device that two files '
