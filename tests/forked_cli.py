@@ -3,7 +3,8 @@
 
 The import of the modules costs more than most commands. A server process imports them once and
 forks for each command. The fork has the arguments, environment, directory and standard streams
-that it is started with, is the program `python -m gpuruntime`, and ends as an interpreter ends.
+that it is started with, and is the program `python -m gpuruntime`. It ends as an interpreter ends,
+except that it does not free its modules, which would copy all of them.
 
 A test that counts what a command costs, or starts it by another name, by another interpreter or
 with variables that an interpreter reads at its start (PYTHON*, LC_*), starts it itself.
@@ -28,7 +29,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 TREE = Path(__file__).resolve().parents[1]
 _MAX_REQUEST = 1 << 20
@@ -207,7 +208,25 @@ def main() -> None:
     # A collection in a fork would copy all that the imports have made.
     gc.freeze()
     _serve(socket.socket(fileno=int(sys.argv[1])))
-    runpy.run_module("gpuruntime", run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module("gpuruntime", run_name="__main__", alter_sys=True)
+    except SystemExit as error:
+        _end(error.code)
+
+
+def _end(code: object) -> NoReturn:
+    """End the process as `sys.exit(code)` does."""
+    atexit._run_exitfuncs()
+    if code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        # What the interpreter ends with then.
+        code = 120
+    os._exit(code or 0)
 
 
 if __name__ == "__main__":
