@@ -20,6 +20,10 @@ class LayoutError(RequestError):
     """The wanted layout cannot be made on this GPU."""
 
 
+class PlaceInUseError(LayoutError):
+    """The wanted layout needs the place of instances in use."""
+
+
 @dataclass(frozen=True, slots=True)
 class GpuProfile:
     """A profile of GPU instances: its name without the compute part, `3g.20gb` or `1g.5gb+me`.
@@ -144,7 +148,7 @@ def plan(
             best = Plan(steps, tuple(present[index].id for index in matches))
     if best is None:
         busy = [instance for instance in present if instance.holders]
-        raise LayoutError(
+        raise PlaceInUseError(
             f"the layout {describe(wanted)} needs the place of instances in use: {_in_use(busy)}",
             "end what uses them, then apply the layout again",
         )

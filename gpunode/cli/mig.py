@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from gpunode.mig.engine import Engine
+    from gpunode.mig.change import TargetsOf
+    from gpunode.mig.host import Host
     from gpunode.mig.states import Target
-    from gpunode.mig.writer import ChildWriter
     from gpunode.mig_config import MigConfig
 
 STATE_DIRECTORY = "/run/gpu-node/mig"
 _FAILURE = "Assertion failure: selected configuration not currently applied"
-_RESET_PROGRAM = "nvidia-smi"
 
 
 @click.group()
@@ -49,40 +48,9 @@ _RESET_PROGRAM = "nvidia-smi"
 @click.pass_context
 def mig(context: click.Context, driver_root: str, state_directory: str, timeout: float) -> None:
     """Partition GPUs by MIG, as a file of configs describes."""
-    context.obj = _Host(driver_root, state_directory, timeout)
+    from gpunode.mig.host import Host
 
-
-class _Host:
-    """The driver that a command works with."""
-
-    def __init__(self, driver_root: str, state_directory: str, timeout: float) -> None:
-        self._driver_root = driver_root
-        self.state_directory = state_directory
-        self._timeout = timeout
-        self._library = ""
-
-    def writer(self) -> ChildWriter:
-        """Return a new process that calls NVML; raise GpuRuntimeError."""
-        from gpunode.mig.writer import ChildWriter
-        from gpuruntime.discover import user_space
-        from gpuruntime.discover.root import DriverRoot
-
-        if not self._library:
-            self._library = user_space.find_nvml(DriverRoot(self._driver_root))
-        return ChildWriter(self._library, self._timeout)
-
-    def state(self) -> list[dict[str, Any]]:
-        """Return the state of all GPUs; raise GpuRuntimeError."""
-        with self.writer() as writer:
-            answer: list[dict[str, Any]] = writer.call("state")
-        return answer
-
-    def reset(self, bus_ids: Any) -> None:  # noqa: ANN401 (a sequence of str)
-        """Reset GPUs by the nvidia-smi of the driver root; raise GpuRuntimeError."""
-        from gpunode.mig import commands
-
-        program = os.path.join(self._driver_root, "usr/bin", _RESET_PROGRAM)
-        commands.reset_by(program if os.path.exists(program) else _RESET_PROGRAM, bus_ids)
+    context.obj = Host(driver_root, state_directory, timeout)
 
 
 def _options(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -146,7 +114,7 @@ _output_option = click.option(
 @_change_options
 @click.pass_obj
 def apply(
-    host: _Host,
+    host: Host,
     config_file: str,
     selected_config: str | None,
     hooks_file: str,
@@ -179,9 +147,7 @@ def apply(
 @mig.command(name="assert")
 @_config_options
 @click.pass_obj
-def assert_(
-    host: _Host, config_file: str, selected_config: str | None, *, mode_only: bool
-) -> None:
+def assert_(host: Host, config_file: str, selected_config: str | None, *, mode_only: bool) -> None:
     """Exit with 1 unless the GPUs have a config of the file.
 
     GPUs that the config does not cover may have any state: they are listed on standard error.
@@ -206,7 +172,7 @@ def assert_(
 @mig.command()
 @_output_option
 @click.pass_obj
-def export(host: _Host, output_format: str) -> None:
+def export(host: Host, output_format: str) -> None:
     """Print the present state as a file of configs, with the name "current"."""
     from gpunode.mig import states
 
@@ -217,7 +183,7 @@ def export(host: _Host, output_format: str) -> None:
 @mig.command(name="generate-config")
 @_output_option
 @click.pass_obj
-def generate_config(host: _Host, output_format: str) -> None:
+def generate_config(host: Host, output_format: str) -> None:
     """Print a file with the usual configs for the GPUs of this node."""
     from gpunode import mig_generate
     from gpunode.mig import states
@@ -234,7 +200,7 @@ def generate_config(host: _Host, output_format: str) -> None:
 @mig.command()
 @click.option(*("--checkpoint-file", "-f"), required=True, metavar="FILE", help="File to write.")
 @click.pass_obj
-def checkpoint(host: _Host, checkpoint_file: str) -> None:
+def checkpoint(host: Host, checkpoint_file: str) -> None:
     """Write the present state to a file, for "restore"."""
     from gpunode.mig import journal, states
 
@@ -247,7 +213,7 @@ def checkpoint(host: _Host, checkpoint_file: str) -> None:
 @_change_options
 @click.pass_obj
 def restore(
-    host: _Host, checkpoint_file: str, hooks_file: str, *, skip_reset: bool, dry_run: bool
+    host: Host, checkpoint_file: str, hooks_file: str, *, skip_reset: bool, dry_run: bool
 ) -> None:
     """Change the GPUs to the state that "checkpoint" has written."""
     from gpunode.mig import journal, states
@@ -261,7 +227,7 @@ def restore(
             f'"{checkpoint_file}" is not a checkpoint', 'write one by "gpu-node mig checkpoint"'
         ) from error
 
-    def targets(answer: list[dict[str, Any]]) -> dict[int, Target]:
+    def targets(answer: Sequence[Mapping[str, Any]]) -> dict[int, Target]:
         indices = {one.uuid: index for index, one in states.gpu_states(answer).items()}
         missing = sorted(set(by_uuid) - set(indices))
         if missing:
@@ -276,7 +242,7 @@ def restore(
 
 @mig.command()
 @click.pass_obj
-def status(host: _Host) -> None:
+def status(host: Host) -> None:
     """Print each GPU's mode and instances, and the processes that use them."""
     from gpunode.mig import states
 
@@ -303,16 +269,16 @@ def status(host: _Host) -> None:
 
 
 def _apply(
-    host: _Host,
-    targets_of: Callable[[list[dict[str, Any]]], Mapping[int, Target]],
+    host: Host,
+    targets_of: TargetsOf,
     hooks_file: str,
     variables: Mapping[str, str],
     *,
     skip_reset: bool,
     dry_run: bool,
 ) -> None:
-    from gpunode.mig import commands, engine, journal, states
-    from gpuruntime.errors import GpuRuntimeError
+    from gpunode.mig import change, engine, journal, states
+    from gpunode.mig.commands import HookFile
 
     if dry_run:
         answer = host.state()
@@ -321,26 +287,14 @@ def _apply(
         for line in engine.described(present, targets):
             click.echo(line)
         return
-    hooks = commands.HookFile(hooks_file, variables)
+    hooks = HookFile(hooks_file, variables)
     with journal.lock(host.state_directory):
-        changer: Engine = engine.Engine(
-            host.writer, host.state_directory, None if skip_reset else host.reset, hooks
-        )
-        try:
-            hooks.run("apply-start")
-            if changer.recover():
-                click.echo("the change that was cut off is undone", err=True)
-            with host.writer() as writer:
-                changed = changer.apply(writer, targets_of(writer.call("state")))
-        except GpuRuntimeError:
-            try:
-                hooks.run("apply-exit")
-            except GpuRuntimeError as second:
-                # The first error is the cause.
-                click.echo(f"warning: {second.lines()}", err=True)
-            raise
-        hooks.run("apply-exit")
-    click.echo("MIG configuration applied" if changed else "MIG configuration is already applied")
+        is_changed = change.apply(host, targets_of, hooks, _warn, skip_reset=skip_reset)
+    click.echo(f"MIG configuration {'' if is_changed else 'is already '}applied")
+
+
+def _warn(text: str) -> None:
+    click.echo(f"warning: {text}", err=True)
 
 
 def _config(path: str, name: str | None) -> MigConfig:

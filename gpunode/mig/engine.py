@@ -3,11 +3,15 @@
 
 All plans are made before the first step. The journal has the old and the new state from before the
 first step until the end, so that the next call can return to the old state after a crash.
+
+An instance can come into use between the last look and its end: NVML then refuses the step, and
+the change is undone like after any other error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -21,6 +25,7 @@ from gpunode.layouts import (
     Step,
 )
 from gpunode.mig import journal, states
+from gpunode.mig.commands import CommandError
 from gpunode.mig.states import GpuState, Target
 from gpunode.mig.writer import WriteError, Writer
 from gpuruntime.errors import GpuRuntimeError, RequestError
@@ -28,11 +33,17 @@ from gpuruntime.errors import GpuRuntimeError, RequestError
 Reset = Callable[[Sequence[str]], None]
 OpenWriter = Callable[[], AbstractContextManager[Writer]]
 
+_IN_USE = 19  # NVML_ERROR_IN_USE
+
 
 class RebootNeededError(GpuRuntimeError):
-    """The MIG mode of a GPU stays pending: a reset, or a reboot, has to follow."""
+    """The MIG mode of a GPU changes only at a reset, or a reboot."""
 
     exit_code = 3
+
+
+class InUseError(LayoutError):
+    """What has to be destroyed, or the GPU whose mode has to change, is in use."""
 
 
 class Hooks(Protocol):
@@ -82,8 +93,6 @@ class Engine:
                 return True
             try:
                 self._change(writer, {index: changes[uuid][0] for uuid, index in present.items()})
-            except RebootNeededError:
-                raise
             except GpuRuntimeError:
                 self._change(writer, new)
         journal.remove(self._journal)
@@ -93,7 +102,8 @@ class Engine:
         """Change the GPUs *targets*, by index; return whether there was a change.
 
         Raises GpuRuntimeError: the GPUs then have their old state again, or, if the text says
-        so, the next call restores it. A RebootNeededError leaves modes pending.
+        so, the next call restores it. A RebootNeededError leaves modes pending if this engine has
+        no reset.
         """
         before = _states(writer)
         check(before, targets)
@@ -110,11 +120,11 @@ class Engine:
         )
         try:
             self._change(writer, unmet)
-        except RebootNeededError:
-            journal.remove(self._journal)
-            raise
         except GpuRuntimeError as error:
-            self._roll_back(old, error)
+            if isinstance(error, RebootNeededError) and self._reset is None:
+                journal.remove(self._journal)
+            else:
+                self._roll_back(old, error)
             raise
         journal.remove(self._journal)
         return True
@@ -155,17 +165,29 @@ class Engine:
             if now[index].mode != target.mode:
                 for step in _clearing(now[index]):
                     _execute(writer, index, step)
-            writer.call("set_mode", gpu=index, enabled=target.mode)
+            with _named_in_use(writer, index):
+                writer.call("set_mode", gpu=index, enabled=target.mode)
         now = _states(writer)
         waiting = [index for index, target in targets.items() if not target.has_mode(now[index])]
-        if waiting and self._reset is not None:
+        if not waiting:
+            return
+        gpus = ", ".join(map(str, waiting))
+        if self._reset is None:
+            raise RebootNeededError(
+                f"the MIG mode of GPU {gpus} changes at the next reset",
+                "reset the GPUs without --skip-reset, or reboot the node, then apply again",
+            )
+        try:
             self._reset([now[index].bus_id for index in waiting])
             now = _states(writer)
             waiting = [index for index in waiting if not targets[index].has_mode(now[index])]
-        if waiting:
+            problem = "it is still pending after a reset" if waiting else ""
+        except CommandError as error:
+            problem = error.message
+        if problem:
             raise RebootNeededError(
-                f"the MIG mode of GPU {', '.join(map(str, waiting))} changes at the next reset",
-                "reset the GPUs without --skip-reset, or reboot the node, then apply again",
+                f"the MIG mode of GPU {gpus} cannot change now: {problem}",
+                "apply with --skip-reset, reboot the node, then apply again",
             )
 
 
@@ -177,15 +199,16 @@ def check(present: Mapping[int, GpuState], targets: Mapping[int, Target]) -> Non
                 f"GPU {index} does not answer", 'look at "nvidia-smi", and reset the GPU'
             )
         state = present[index]
-        holders = sorted({*state.holders, *(h for one in state.instances for h in one.holders)})
-        if state.mode != target.mode and holders:
-            raise LayoutError(
+        if state.mode != target.mode and state.all_holders:
+            raise InUseError(
                 f"GPU {index}: the MIG mode cannot change while the GPU is in use by "
-                f"{', '.join(holders)}",
+                f"{', '.join(state.all_holders)}",
                 "end what uses it, then apply the config again",
             )
         try:
             _steps(state, target)
+        except layouts.PlaceInUseError as error:
+            raise InUseError(f"GPU {index}: {error.message}", error.hint) from None
         except LayoutError as error:
             raise LayoutError(f"GPU {index}: {error.message}", error.hint) from None
 
@@ -224,6 +247,28 @@ def _clearing(state: GpuState) -> list[Step]:
 
 
 def _execute(writer: Writer, gpu: int, step: Step) -> None:
+    with _named_in_use(writer, gpu):
+        _call(writer, gpu, step)
+
+
+@contextlib.contextmanager
+def _named_in_use(writer: Writer, gpu: int) -> Iterator[None]:
+    """Turn NVML's error for something in use into InUseError, with what uses the GPU."""
+    try:
+        yield
+    except WriteError as error:
+        if error.code != _IN_USE:
+            raise
+        state = _states(writer).get(gpu)
+        holders = state.all_holders if state is not None else ()
+        raise InUseError(
+            f"GPU {gpu} came into use during the change, by "
+            f"{', '.join(holders) or 'a process that NVML does not list'}",
+            "end what uses it, then apply the config again",
+        ) from error
+
+
+def _call(writer: Writer, gpu: int, step: Step) -> None:
     if isinstance(step, DestroyComputeInstance):
         writer.call(
             "destroy_compute_instance", gpu=gpu, instance=step.gpu_instance, compute=step.id

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import ctypes
 import re
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
+from gpunode import pod_processes
 from gpuruntime.discover import nvml_calls
 from gpuruntime.discover.nvml_calls import Nvml, NvmlError
 
@@ -14,10 +16,17 @@ from gpuruntime.discover.nvml_calls import Nvml, NvmlError
 _PROFILE_NUMBERS = range(32)
 _COMPUTE_NUMBERS = range(16)
 _ABSENT = frozenset({nvml_calls.INVALID_ARGUMENT, nvml_calls.NOT_SUPPORTED})
-_NO_INSTANCE = 0xFFFFFFFF
 _MOST_INSTANCES = 16
 _MOST_PLACEMENTS = 64
 _PROFILE = re.compile(r"[0-9]g\.[0-9]+gb(?:[+-][a-z.,]+)*")
+
+
+class _Holder(NamedTuple):
+    """A process, in words, and the instance that it uses."""
+
+    gpu_instance: int
+    compute_instance: int
+    name: str
 
 
 class Operations:
@@ -107,11 +116,11 @@ class Operations:
         }
         if mode is None:
             return gpu
-        processes = self._processes(device)
+        holders = self._holders(device)
         gpu["profiles"] = self._profiles(device, index)
         if mode[0]:
-            gpu["instances"] = self._instances(device, gpu["profiles"], processes)
-        gpu["holders"] = sorted({_holder(one) for one in processes})
+            gpu["instances"] = self._instances(device, gpu["profiles"], holders)
+        gpu["holders"] = sorted({one.name for one in holders})
         return gpu
 
     def _profiles(self, device: object, index: int) -> list[dict[str, Any]]:
@@ -154,7 +163,7 @@ class Operations:
         return [one.start for one in used], used[0].size if used else 0
 
     def _instances(
-        self, device: object, profiles: list[dict[str, Any]], processes: list[Any]
+        self, device: object, profiles: list[dict[str, Any]], holders: list[_Holder]
     ) -> list[dict[str, Any]]:
         instances = []
         for profile in profiles:
@@ -171,12 +180,12 @@ class Operations:
                         "profile": profile["name"],
                         "start": info.placement.start,
                         "size": info.placement.size,
-                        "compute": self._computes(handle, info.id, processes),
+                        "compute": self._computes(handle, info.id, holders),
                     }
                 )
         return instances
 
-    def _computes(self, handle: object, instance: int, processes: list[Any]) -> list[Any]:
+    def _computes(self, handle: object, instance: int, holders: list[_Holder]) -> list[Any]:
         computes = []
         for profile in self._compute_profiles(handle):
             handles = (self._structure("c_nvmlComputeInstance_t") * _MOST_INSTANCES)()
@@ -187,13 +196,13 @@ class Operations:
             )
             for compute in list(handles)[: count.value]:
                 number = self._nvml.ask("nvmlComputeInstanceGetInfo", compute).id
-                holders = {
-                    _holder(one)
-                    for one in processes
-                    if (one.gpuInstanceId, one.computeInstanceId) == (instance, number)
+                names = {
+                    one.name
+                    for one in holders
+                    if (one.gpu_instance, one.compute_instance) == (instance, number)
                 }
                 computes.append(
-                    {"id": number, "slices": profile.sliceCount, "holders": sorted(holders)}
+                    {"id": number, "slices": profile.sliceCount, "holders": sorted(names)}
                 )
         return computes
 
@@ -211,20 +220,27 @@ class Operations:
             profiles.setdefault(info.id, info)
         return list(profiles.values())
 
-    def _processes(self, device: object) -> list[Any]:
+    def _holders(self, device: object) -> list[_Holder]:
         processes: list[Any] = []
         for name in (
             "nvmlDeviceGetComputeRunningProcesses",
             "nvmlDeviceGetGraphicsRunningProcesses",
         ):
             processes += nvml_calls.optional(self._nvml.ask, name, device) or []
-        return processes
+        pods = pod_processes.pods_by_uid() if processes else {}
+        return [
+            _Holder(one.gpuInstanceId, one.computeInstanceId, _holder_name(one.pid, pods))
+            for one in processes
+        ]
 
 
-def _holder(process: Any) -> str:  # noqa: ANN401 (a structure of pynvml)
+def _holder_name(pid: int, pods: Mapping[str, tuple[str, str]]) -> str:
+    """Return the process *pid* in words, with its pod if it is in one."""
     try:
-        with open(f"/proc/{process.pid}/comm", encoding="utf-8", errors="replace") as stream:
-            name = stream.read(64).strip()
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as stream:
+            program = f" ({stream.read(64).strip()})"
     except OSError:
-        return f"process {process.pid}"
-    return f"process {process.pid} ({name})"
+        program = ""
+    uid = pod_processes.pod_of(pid)
+    pod = f" of the pod {'/'.join(pods.get(uid, (uid,)))}" if uid else ""
+    return f"process {pid}{program}{pod}"

@@ -41,6 +41,12 @@ class GpuState:
         )
         return Target(self.mode, instances)
 
+    @property
+    def all_holders(self) -> tuple[str, ...]:
+        """What uses the GPU or one of its instances, in order."""
+        of_instances = (holder for one in self.instances for holder in one.holders)
+        return tuple(sorted({*self.holders, *of_instances}))
+
 
 @dataclass(frozen=True, slots=True)
 class Target:

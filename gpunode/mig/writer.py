@@ -25,7 +25,11 @@ _NO_PERMISSION = 4
 
 
 class WriteError(DriverError):
-    """An operation failed: NVML returned an error, or did not return in time."""
+    """An operation failed: NVML returned the error *code*, or, if that is None, none in time."""
+
+    def __init__(self, message: str, hint: str | None = None, code: int | None = None) -> None:
+        super().__init__(message, hint)
+        self.code = code
 
 
 class Writer(Protocol):
@@ -114,7 +118,11 @@ class ChildWriter:
                 if response["code"] == _NO_PERMISSION
                 else remedies.CHECK_NVIDIA_SMI
             )
-            raise WriteError(f'the operation "{action}" of NVML failed: {response["error"]}', hint)
+            raise WriteError(
+                f'the operation "{action}" of NVML failed: {response["error"]}',
+                hint,
+                response["code"],
+            )
         return response["result"]
 
     def _ended(self, action: str) -> WriteError:

@@ -269,3 +269,33 @@ def test_errors_of_the_file_have_line_and_key(mig: Mig) -> None:
     result = mig.apply("small")
     assert "line 4" in result.stderr
     assert "mig-enable" in result.stderr
+
+
+def test_a_gpu_that_comes_into_use_during_the_change_is_a_refusal(mig: Mig) -> None:
+    """NVML refuses a step after the last look; the old layout comes back."""
+    assert mig.apply("mixed").returncode == 0
+    before = mig.run("export").stdout
+    # The first change of the process that calls NVML, with NVML_ERROR_IN_USE.
+    mig.say("fault write-fails 1 19")
+    result = mig.apply("small")
+    assert result.returncode == 1
+    assert "GPU 1 came into use during the change" in result.stderr
+    assert mig.run("export").stdout == before
+
+
+def test_a_mode_that_a_reset_does_not_change_is_put_back(mig: Mig) -> None:
+    """Nothing stays pending, and no GPU has a new layout."""
+    before = mig.run("export").stdout
+    mig.say("migreset 1")
+    program = mig.host.root / "usr/bin/nvidia-smi"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.unlink(missing_ok=True)
+    program.write_text("#!/bin/sh\necho GPU 1 is in use; exit 2\n")
+    program.chmod(0o755)
+    result = mig.apply("small")
+    assert result.returncode == 3
+    assert "GPU 1 is in use" in result.stderr
+    assert "--skip-reset" in result.stderr
+    status = mig.run("status").stdout
+    assert "after a reset" not in status
+    assert mig.run("export").stdout == before

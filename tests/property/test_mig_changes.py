@@ -88,7 +88,8 @@ class _Node:
                 def opened() -> Any:
                     yield direct
 
-                engine = Engine(opened, str(self._directory), None, _NoHooks())
+                # A reset that leaves a pending mode pending.
+                engine = Engine(opened, str(self._directory), lambda _: None, _NoHooks())
                 os.write(writer, json.dumps(work(engine, direct)).encode())
             except BaseException:  # noqa: BLE001 (the process must not return into pytest)
                 os.write(writer, json.dumps(traceback.format_exc()).encode())
@@ -134,6 +135,10 @@ def _recover(engine: Engine, writer: _Direct) -> object:
     return _plain(_present(writer))
 
 
+def _state(_engine: Engine, writer: _Direct) -> Any:
+    return writer.call("state")
+
+
 @st.composite
 def _instance(draw: st.DrawFn) -> WantedInstance:
     profile = draw(st.sampled_from(sorted(_SLICES)))
@@ -152,16 +157,27 @@ _FAULTS = st.tuples(
 )
 
 
-@given(first=_TARGETS, second=_TARGETS, fault=_FAULTS, is_busy=st.booleans())
+@given(
+    first=_TARGETS,
+    second=_TARGETS,
+    fault=_FAULTS,
+    is_busy=st.booleans(),
+    needs_reset=st.booleans(),
+)
 @settings(max_examples=60, deadline=None)
 def test_the_end_state_is_the_wanted_or_the_old_one(
-    first: dict[int, Target], second: dict[int, Target], fault: tuple[str, int], *, is_busy: bool
+    first: dict[int, Target],
+    second: dict[int, Target],
+    fault: tuple[str, int],
+    *,
+    is_busy: bool,
+    needs_reset: bool,
 ) -> None:
     """After a fault and the next call, and no instance in use is destroyed."""
     with tempfile.TemporaryDirectory() as directory:
         node = _Node(Path(directory))
         _, old = node.run(_apply(first))
-        answer = node.run(lambda _engine, writer: writer.call("state"))
+        answer = node.run(_state)
         busy = next(
             (
                 (gpu["index"], one["id"], each["id"])
@@ -173,6 +189,8 @@ def test_the_end_state_is_the_wanted_or_the_old_one(
         )
         if is_busy and busy is not None:
             node.add(f"process {busy[0]} 1 100 {busy[1]} {busy[2]}")
+        if needs_reset:
+            node.add("migreset 1")
         node.add(f"fault {fault[0]} {fault[1]} 999")
         result = node.run(_apply(second))
         is_open = (Path(directory) / "journal.json").exists()
@@ -186,7 +204,7 @@ def test_the_end_state_is_the_wanted_or_the_old_one(
             # A rollback that failed too is the work of the next call.
             assert result[1] == end or is_open
         if is_busy and busy is not None:
-            after = node.run(lambda _engine, writer: writer.call("state"))
+            after = node.run(_state)
             computes = [
                 (gpu["index"], one["id"], each["id"])
                 for gpu in after
@@ -194,4 +212,6 @@ def test_the_end_state_is_the_wanted_or_the_old_one(
                 for each in one["compute"]
             ]
             assert busy in computes
+        pending = [[gpu["pending"], gpu["mode"]] for gpu in node.run(_state)]
+        assert all(one == two for one, two in pending)
         assert not (Path(directory) / "journal.json").exists()
