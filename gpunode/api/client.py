@@ -45,13 +45,16 @@ def connect(kubeconfig: str = "") -> Client:
 
 
 @contextlib.contextmanager
-def request(what: str) -> Iterator[None]:
-    """Turn the errors of a request into ApiServerError; *what* says what it does."""
+def request(what: str, rights: str = "deploy/base/feature-discovery") -> Iterator[None]:
+    """Turn the errors of a request into ApiServerError; *what* says what it does.
+
+    *rights* is where the rights are that the service account needs.
+    """
     try:
         yield
     except ApiError as error:
         hints = {
-            _FORBIDDEN: "give the service account the rights of deploy/base/feature-discovery",
+            _FORBIDDEN: f"give the service account the rights of {rights}",
             _NOT_FOUND: "check the name of the node, and that the resource is installed",
         }
         status = error.status.code or 0

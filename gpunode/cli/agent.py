@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from gpunode.services.agent import Agent
 
 DEVICE_PLUGIN, EXPORTER, FEATURE_DISCOVERY = "device-plugin", "exporter", "feature-discovery"
+MIG_MANAGER = "mig-manager"
 _SCHEMA = str(Path(__file__).parent.parent / "config" / "agent_schema.json")
 # Options that the agent has for all of its services.
-_OF_AGENT = (*("config-file", "healthz", "log-format", "once", "oneshot", "nvidia-driver-root"),)
+_OF_AGENT = ("healthz", "log-format", "once", "oneshot", "nvidia-driver-root")
+_CONFIG_FILE = "config-file"
 
 
 @click.command()
@@ -79,14 +81,18 @@ def context(file: ConfigFile, name: str) -> click.Context:
     place = ("services", name)
     options: dict[str, Any] = file.get(place) or {}
     for option in options:
-        if option in _OF_AGENT:
+        is_shared = option == _CONFIG_FILE and name != MIG_MANAGER
+        if is_shared or option in _OF_AGENT:
             problem = f'"services.{name}.{option}" is not a setting of one service'
             raise file.error((*place, option), problem, "remove it: the agent has it for all")
     if name == DEVICE_PLUGIN:
         options = {"device-list-strategy": AUTO, **options}
     arguments = [f"--{option}={_text(value)}" for option, value in options.items()]
     if name != EXPORTER:
-        shared = {"nvidia-driver-root": ("driver-root",), "config-file": ("config-file",)}
+        shared = {"nvidia-driver-root": ("driver-root",)}
+        if name != MIG_MANAGER:
+            # That of the manager is another file.
+            shared[_CONFIG_FILE] = (_CONFIG_FILE,)
         arguments += [f"--{key}={file.get(at)}" for key, at in shared.items() if file.get(at)]
     try:
         return command.make_context(name, arguments)

@@ -40,7 +40,12 @@ class HookFile:
 
 def reset_by(program: str, bus_ids: Sequence[str]) -> None:
     """Reset the GPUs *bus_ids* by nvidia-smi at *program*; raise CommandError."""
-    _run("the reset of GPUs", [program, "-r", "-i", ",".join(bus_ids)], {**os.environ}, None)
+    run("the reset of GPUs", [program, "-r", "-i", ",".join(bus_ids)])
+
+
+def run(subject: str, command: Sequence[str]) -> None:
+    """Run *command*, which *subject* names in errors; raise CommandError."""
+    _run(subject, command, {**os.environ}, None)
 
 
 def _run(
