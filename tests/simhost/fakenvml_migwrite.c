@@ -5,6 +5,7 @@
  * `computeinstance GPU GPUINSTANCE ID SLICES` with the `mig` line of the same device.
  * `migreset GPU` makes a change of mode wait for a reset.  The faults `write-fails N CODE` and
  * `write-kills N` are for the N-th change of this process, `write-killed N` for the moment after it.
+ * `capabilities DIRECTORY` is where the kernel lists the instances, which follows the changes.
  */
 #define _GNU_SOURCE
 #include <signal.h>
@@ -12,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "fakenvml.h"
@@ -123,6 +125,68 @@ static void rewrite(const char *const *drops, const char *add)
     if (from)
         fclose(from);
     refresh();
+}
+
+/* The minor number of the capability *name*, as the file beside *directory*'s parent lists it. */
+static int minor_of(const char *directory, const char *name)
+{
+    char path[4300];
+    char word[200];
+    int number;
+    int result = -1;
+    FILE *file;
+
+    snprintf(path, sizeof path, "%s/../../nvidia-caps/mig-minors", directory);
+    file = fopen(path, "re");
+    while (file && fscanf(file, "%199s %d", word, &number) == 2)
+        if (strcmp(word, name) == 0)
+            result = number;
+    if (file)
+        fclose(file);
+    return result;
+}
+
+/* List an instance of the kernel's, or no longer: a compute instance, a GPU one if that is -1. */
+static void list_instance(int gpu, unsigned instance, int compute, int listed)
+{
+    FILE *conf = fopen(conf_path(), "re");
+    char line[MAX_LINE];
+    char directory[MAX_LINE] = "";
+    char part[64];
+    char name[200];
+    char path[MAX_LINE + 300];
+    FILE *file;
+
+    while (conf && fgets(line, sizeof line, conf))
+        sscanf(line, "capabilities %2047s", directory);
+    if (conf)
+        fclose(conf);
+    if (!*directory)
+        return;
+    part[0] = '\0';
+    if (compute >= 0)
+        snprintf(part, sizeof part, "/ci%d", compute);
+    snprintf(path, sizeof path, "%s/gpu%d", directory, gpu);
+    mkdir(path, 0555);
+    snprintf(path, sizeof path, "%s/gpu%d/mig", directory, gpu);
+    mkdir(path, 0555);
+    snprintf(path, sizeof path, "%s/gpu%d/mig/gi%u%s", directory, gpu, instance, part);
+    if (listed)
+        mkdir(path, 0555);
+    strcat(path, "/access");
+    if (listed) {
+        snprintf(name, sizeof name, "gpu%d/gi%u%s/access", gpu, instance, part);
+        file = fopen(path, "we");
+        if (file) {
+            fprintf(file, "DeviceFileMinor: %d\nDeviceFileMode: 292\nDeviceFileModify: 1\n",
+                    minor_of(directory, name));
+            fclose(file);
+        }
+    } else {
+        unlink(path);
+        *strrchr(path, '/') = '\0';
+        rmdir(path);
+    }
 }
 
 /* Whether the fault *name* of the data file is for the present change; its code, or 1. */
@@ -398,6 +462,7 @@ EXPORT nvml_return nvmlDeviceCreateGpuInstanceWithPlacement(void *handle, unsign
     }
     snprintf(add, sizeof add, "gpuinstance %d %u %u %u\n", gpu, new, id, placement->start);
     rewrite((const char *const[]){NULL}, add);
+    list_instance(gpu, new, -1, 1);
     *out = instance_handle(gpu, new);
     return end_write();
 }
@@ -467,6 +532,7 @@ EXPORT nvml_return nvmlGpuInstanceDestroy(void *handle)
         if (computes[i].used && computes[i].gpu == one->gpu && computes[i].instance == one->id)
             return IN_USE;
     snprintf(drop, sizeof drop, "gpuinstance %d %u ", one->gpu, one->id);
+    list_instance(one->gpu, one->id, -1, 0);
     rewrite((const char *const[]){drop, NULL}, "");
     return end_write();
 }
@@ -547,6 +613,7 @@ EXPORT nvml_return nvmlGpuInstanceCreateComputeInstance(void *handle, unsigned i
              host.gpus[made.gpu].mem_mib * profile->size / 8, made.gpu, mig, one->start,
              profile->size, profile->id);
     rewrite((const char *const[]){NULL}, add);
+    list_instance(made.gpu, made.instance, (int)made.id, 1);
     *out = compute_handle(&made);
     return end_write();
 }
@@ -643,6 +710,7 @@ EXPORT nvml_return nvmlComputeInstanceDestroy(void *handle)
             snprintf(instance_drop, sizeof instance_drop, "miginstance %d %d ", one->gpu, i);
         }
     }
+    list_instance(one->gpu, one->instance, (int)one->id, 0);
     rewrite((const char *const[]){drop, mig_drop, instance_drop, NULL}, "");
     return end_write();
 }
