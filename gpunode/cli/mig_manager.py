@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,7 +17,6 @@ if TYPE_CHECKING:
 
 PAUSE_FILE = "/var/lib/gpu-node/mig-manager.json"
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
-_RUNTIME = "gpuruntime"
 
 
 @click.command()
@@ -154,7 +151,7 @@ def service(ctx: click.Context, _watch: object = None) -> MigManager:
     from gpunode import mig_config  # noqa: PLC0415
     from gpunode.api.client import connect  # noqa: PLC0415
     from gpunode.api.mig_node import MigNode  # noqa: PLC0415
-    from gpunode.mig import commands, operands  # noqa: PLC0415
+    from gpunode.mig import commands, host_state, operands  # noqa: PLC0415
     from gpunode.mig.host import Host  # noqa: PLC0415
     from gpunode.mig.manager import Manager, Options  # noqa: PLC0415
     from gpunode.services.mig_manager import MigManager, Signals  # noqa: PLC0415
@@ -180,12 +177,6 @@ def service(ctx: click.Context, _watch: object = None) -> MigManager:
         command = ["reboot"] if root == "/" else ["chroot", root, "reboot"]
         commands.run("the reboot", command)
 
-    def refresh() -> None:
-        program = _runtime_program()
-        if program:
-            options = [] if driver_root == "/" else [f"--driver-root={driver_root}"]
-            commands.run("the refresh of the CDI spec", [program, "cdi", "refresh", *options])
-
     options = Options(
         values["config_file"],
         values["pause_file"],
@@ -193,7 +184,7 @@ def service(ctx: click.Context, _watch: object = None) -> MigManager:
         {**operands.OPERANDS, **dict(map(operands.parse, values["more_operands"]))},
         pods_timeout_s,
         reboot if values["with_reboot"] else None,
-        refresh,
+        lambda: host_state.renew(driver_root, root),
         _boot_id(),
     )
     client = connect(values["kubeconfig"])
@@ -204,13 +195,6 @@ def service(ctx: click.Context, _watch: object = None) -> MigManager:
         return Manager(node, host, options, signals.stop, signals.wake)
 
     return MigManager(node, make, healthz=values["healthz"])
-
-
-def _runtime_program() -> str:
-    """Return the path of our runtime's command, "" where it is not installed."""
-    beside = os.path.dirname(os.path.abspath(sys.argv[0]))
-    paths = (os.path.join(directory, _RUNTIME) for directory in (beside, "/usr/bin"))
-    return next((path for path in paths if os.access(path, os.X_OK)), "")
 
 
 def _boot_id() -> str:

@@ -21,6 +21,7 @@ from typing import Any
 import jsonschema  # noqa: F401 (imported before the forks)
 import pynvml  # noqa: F401 (imported before the forks, which load NVML)
 import pytest
+from containers import seen
 from node.fake_node_api import NAMESPACE, NODE, FakeNodeApi
 from node.node_host import NodeHost
 from node.test_mig import CONFIGS
@@ -463,3 +464,41 @@ def test_parts_of_commands(tmp_path: Path) -> None:
     """A program that fails is an error that says what it was for."""
     with pytest.raises(commands.CommandError, match="the reboot failed"):
         commands.run("the reboot", [str(tmp_path / "none")])
+
+
+@pytest.mark.slow
+@pytest.mark.system
+def test_all_that_depends_on_mig_follows_a_change() -> None:
+    """Layout, nodes, both CDI specs, the runtime's saved grants, units, labels and metrics."""
+    results = seen.play(program=Path(__file__).with_name("mig_scenario.py"), host=["--gpus", "2"])
+    assert results["status"] == 0
+    before, after = results["before"], results["after"]
+    mig = [f"MIG-1{instance}000000-51d2-5e0b-9f14-0b2a3c4d5e0f" for instance in (1, 2, 3)]
+    uuids = [
+        "GPU-5f1e0000-9a3c-4d27-8b60-0c1d2e3f4a00",
+        "GPU-5f1e0001-9a3c-4d27-8b60-0c1d2e3f4a01",
+    ]
+    assert before["units"] == {"nvidia.com/gpu": 2}
+    assert after["units"] == {
+        "nvidia.com/gpu": 1,
+        "nvidia.com/mig-1g.10gb": 2,
+        "nvidia.com/mig-3g.40gb": 1,
+    }
+    assert before["labels"] == {"nvidia.com/gpu.count": "2"}
+    assert after["labels"] == {
+        "nvidia.com/gpu.count": "2",
+        "nvidia.com/mig-1g.10gb.count": "2",
+        "nvidia.com/mig-3g.40gb.count": "1",
+    }
+    assert before["metrics"] == ["", ""]
+    assert [one for one in after["metrics"] if one] == ["1g.10gb", "1g.10gb", "3g.40gb"]
+    of_plugin = [f"k8s.device-plugin.nvidia.com/gpu={name}" for name in (*uuids, *mig)]
+    assert set(of_plugin) <= set(after["spec of the plugin"])
+    assert not set(of_plugin[2:]) & set(before["spec of the plugin"])
+    of_host = [f"nvidia.com/gpu={name}" for name in ("1:0", "1:1", "1:2", *mig)]
+    assert set(of_host) <= set(after["spec of the host"])
+    assert "nvidia.com/gpu=1" not in after["spec of the host"]
+    nodes = [seen.Seen.parse(facts["container"]).nodes for facts in (before, after)]
+    caps = [[path for path in paths if "/nvidia-caps/" in path] for paths in nodes]
+    # A node for each GPU instance and for each compute instance.
+    assert (len(caps[0]), len(caps[1])) == (0, 6)

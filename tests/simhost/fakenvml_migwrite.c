@@ -127,7 +127,7 @@ static void rewrite(const char *const *drops, const char *add)
     refresh();
 }
 
-/* The minor number of the capability *name*, as the file beside *directory*'s parent lists it. */
+/* The minor number of the capability *name*; *directory* has the capabilities of instances. */
 static int minor_of(const char *directory, const char *name)
 {
     char path[4300];
@@ -146,7 +146,7 @@ static int minor_of(const char *directory, const char *name)
     return result;
 }
 
-/* List an instance of the kernel's, or no longer: a compute instance, a GPU one if that is -1. */
+/* Have the kernel list the instance, or no longer: a GPU instance if *compute* is -1. */
 static void list_instance(int gpu, unsigned instance, int compute, int listed)
 {
     FILE *conf = fopen(conf_path(), "re");
