@@ -5,6 +5,7 @@
  * `computeinstance GPU GPUINSTANCE ID SLICES` with the `mig` line of the same device.
  * `migreset GPU` makes a change of mode wait for a reset.  The faults `write-fails N CODE` and
  * `write-kills N` are for the N-th change of this process, `write-killed N` for the moment after it.
+ * `profileversion N` is the newest version of the profiles' structure, 3 without it.
  * `capabilities DIRECTORY` is where the kernel lists the instances, which follows the changes.
  */
 #define _GNU_SOURCE
@@ -20,6 +21,7 @@
 
 #define IN_USE 19
 #define INSUFFICIENT_RESOURCES 23
+#define ARGUMENT_VERSION_MISMATCH 25
 #define MAX_LINE 2048
 
 /* The profiles of a GPU with seven compute and eight memory slices. */
@@ -296,28 +298,68 @@ struct profile_info_v2 {
     char name[96];
 };
 
+/* nvmlGpuInstanceProfileInfo_v3_t: without the second member, and with one at the end. */
+struct profile_info_v3 {
+    unsigned version;
+    unsigned id;
+    unsigned slices;
+    unsigned instances;
+    unsigned rest[6];
+    unsigned long long mem_mib;
+    char name[96];
+    unsigned capabilities;
+};
+
+static unsigned profile_version(void)
+{
+    FILE *file = fopen(conf_path(), "re");
+    char line[MAX_LINE];
+    unsigned version = 3;
+
+    while (file && fgets(line, sizeof line, file))
+        sscanf(line, "profileversion %u", &version);
+    if (file)
+        fclose(file);
+    return version;
+}
+
 EXPORT nvml_return nvmlDeviceGetGpuInstanceProfileInfoV(void *handle, unsigned number,
                                                         struct profile_info_v2 *out)
 {
+    const unsigned version = out->version;
+    struct profile_info_v3 *v3 = (struct profile_info_v3 *)out;
     const struct gpu *gpu;
 
     REQUIRE(handle);
     gpu = gpu_behind(handle);
     if (as_mig(handle) || gpu->mig_mode < 0)
         return NOT_SUPPORTED;
+    if (version != (sizeof(struct profile_info_v2) | 2U << 24) &&
+        (version != (sizeof(struct profile_info_v3) | 3U << 24) || profile_version() < 3))
+        return ARGUMENT_VERSION_MISMATCH;
     for (unsigned i = 0; i < PROFILES; i++) {
         const struct profile *one = &profiles[i];
+        char name[sizeof out->name];
 
         if (one->number != number)
             continue;
+        snprintf(name, sizeof name, "MIG %ug.%llugb%s", one->slices,
+                 ((gpu->mem_mib + 1023) / 1024 * one->size + 4) / 8, one->attribute);
+        if (version >> 24 == 3) {
+            v3->id = one->id;
+            v3->slices = one->slices;
+            v3->instances = one->limit;
+            v3->mem_mib = gpu->mem_mib * one->size / 8;
+            memcpy(v3->name, name, sizeof name);
+            return SUCCESS;
+        }
         out->id = one->id;
         out->slices = one->slices;
         out->instances = one->limit;
         out->multiprocessors = 16 * one->slices;
         out->copy_engines = one->slices;
         out->mem_mib = gpu->mem_mib * one->size / 8;
-        snprintf(out->name, sizeof out->name, "MIG %ug.%llugb%s", one->slices,
-                 ((gpu->mem_mib + 1023) / 1024 * one->size + 4) / 8, one->attribute);
+        memcpy(out->name, name, sizeof name);
         return SUCCESS;
     }
     return NOT_SUPPORTED;
