@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Iterator
 
 import httpx2
+import yaml
 from lightkube import Client
 from lightkube.config.kubeconfig import KubeConfig
 from lightkube.core.exceptions import ApiError, ConfigError
@@ -42,6 +43,12 @@ def connect(kubeconfig: str = "") -> Client:
         raise ApiServerError(
             f"cannot find the API server: {error}", "run this in a pod, or name --kubeconfig"
         ) from error
+    except (yaml.YAMLError, httpx2.InvalidURL, LookupError, TypeError, AttributeError) as error:
+        # lightkube does not check what it reads.
+        raise ApiServerError(
+            f'cannot find the API server: "{kubeconfig or "kubeconfig"}" is not a kubeconfig',
+            "name a file with clusters, users, contexts and current-context: --kubeconfig",
+        ) from error
 
 
 @contextlib.contextmanager
@@ -60,7 +67,8 @@ def request(what: str, rights: str = "deploy/base/feature-discovery") -> Iterato
         status = error.status.code or 0
         hint = hints.get(status, "look at the log of the API server")
         raise ApiServerError(f"cannot {what}: {error.status.message}", hint, status) from error
-    except (httpx2.HTTPError, OSError) as error:
+    except (httpx2.HTTPError, OSError, ValueError) as error:
+        # ValueError: what answers is not an API server.
         raise ApiServerError(
             f"cannot {what}: {str(error) or type(error).__name__}",
             "check that the API server can be reached from here",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from gpunode.services.mig_manager import MigManager
 
 PAUSE_FILE = "/var/lib/gpu-node/mig-manager.json"
+_NODE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?\Z")
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
@@ -160,6 +162,11 @@ def service(ctx: click.Context, _watch: object = None) -> MigManager:
     if not values["node_name"]:
         raise ArgumentError(
             "the name of the node is empty", "set NODE_NAME from spec.nodeName of the pod"
+        )
+    if not _NODE_NAME.match(values["node_name"]):
+        raise ArgumentError(
+            f'--node-name is "{values["node_name"]}", not the name of a node',
+            'use a name of "kubectl get nodes"',
         )
     pods_timeout_s = settings.duration(values["pods_timeout"])
     if pods_timeout_s is None or pods_timeout_s < 0:

@@ -264,7 +264,7 @@ class Operations:
             processes += nvml_calls.optional(self._nvml.ask, name, device) or []
         pods = pod_processes.pods_by_uid() if processes else {}
         return [
-            _Holder(one.gpuInstanceId, one.computeInstanceId, _holder_name(one.pid, pods))
+            _Holder(one.gpuInstanceId, one.computeInstanceId, holder_name(one.pid, pods))
             for one in processes
         ]
 
@@ -273,13 +273,13 @@ def _text(name: bytes | str) -> str:
     return name.decode("ascii", "replace") if isinstance(name, bytes) else name
 
 
-def _holder_name(pid: int, pods: Mapping[str, tuple[str, str]]) -> str:
+def holder_name(pid: int, pods: Mapping[str, tuple[str, str]], proc: str = "/proc") -> str:
     """Return the process *pid* in words, with its pod if it is in one."""
     try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as stream:
+        with open(f"{proc}/{pid}/comm", encoding="utf-8", errors="replace") as stream:
             program = f" ({stream.read(64).strip()})"
     except OSError:
         program = ""
-    uid = pod_processes.pod_of(pid)
+    uid = pod_processes.pod_of(pid, proc)
     pod = f" of the pod {'/'.join(pods.get(uid, (uid,)))}" if uid else ""
     return f"process {pid}{program}{pod}"

@@ -28,6 +28,7 @@ from node.test_mig import CONFIGS
 
 from gpunode.api.client import connect
 from gpunode.api.mig_node import MigNode
+from gpunode.cli import agent
 from gpunode.cli.main import root
 from gpunode.mig import commands, states
 from gpunode.mig.host import Host
@@ -448,6 +449,8 @@ def test_the_program_follows_the_label(node: Node) -> None:
         (("--pods-timeout=soon",), 'is "soon", not a duration'),
         (("--config-file=/nonexistent",), "/nonexistent"),
         (("--kubeconfig=/nonexistent",), "cannot find the API server"),
+        (("--kubeconfig=/proc/version",), '"/proc/version" is not a kubeconfig'),
+        (("--node-name=a/../b",), "not the name of a node"),
     ],
 )
 def test_errors_of_the_command(
@@ -458,6 +461,17 @@ def test_errors_of_the_command(
         root(command(node, *options)[3:], standalone_mode=False)
     assert caught.value.hint
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_the_agent_leaves_the_manager_its_own_file(tmp_path: Path) -> None:
+    """The config file of the agent is that of the device plugin."""
+    path = tmp_path / "agent.yaml"
+    path.write_text(
+        "config-file: plugin.yaml\ndriver-root: /d\n"
+        "services: {mig-manager: {config-file: m.yaml}}\n"
+    )
+    values = agent.context(agent.read(str(path)), "mig-manager").params
+    assert (values["config_file"], values["driver_root"]) == ("m.yaml", "/d")
 
 
 def test_parts_of_commands(tmp_path: Path) -> None:
