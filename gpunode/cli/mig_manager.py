@@ -66,6 +66,24 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
     "label app of its pods.",
 )
 @click.option(
+    "--with-shutdown-host-gpu-clients",
+    "stops_services",
+    type=bool,
+    is_flag=False,
+    flag_value="true",
+    default=False,
+    envvar="WITH_SHUTDOWN_HOST_GPU_CLIENTS",
+    metavar="BOOLEAN",
+    help="Stop the services of --gpu-clients-file for a change.  [default: false]",
+)
+@click.option(
+    "--gpu-clients-file",
+    default="",
+    envvar="GPU_CLIENTS_FILE",
+    metavar="FILE",
+    help="File of the host's services that use GPUs.",
+)
+@click.option(
     "--pods-timeout",
     default="5m",
     envvar="GPU_NODE_MIG_PODS_TIMEOUT",
@@ -87,7 +105,7 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
     default="/",
     envvar="HOST_ROOT_MOUNT",
     metavar="PATH",
-    help="Root of the host, whose program reboot is run.  [default: /]",
+    help="Root of the host, whose reboot and systemctl are run.  [default: /]",
 )
 @click.option(
     "--nvidia-driver-root",
@@ -155,6 +173,7 @@ def service(ctx: click.Context, _watch: object = None) -> MigManager:
     from gpunode.api.mig_node import MigNode  # noqa: PLC0415
     from gpunode.mig import commands, host_state, operands  # noqa: PLC0415
     from gpunode.mig.host import Host  # noqa: PLC0415
+    from gpunode.mig.host_services import HostServices  # noqa: PLC0415
     from gpunode.mig.manager import Manager, Options  # noqa: PLC0415
     from gpunode.services.mig_manager import MigManager, Signals  # noqa: PLC0415
 
@@ -178,6 +197,13 @@ def service(ctx: click.Context, _watch: object = None) -> MigManager:
     mig_config.read(values["config_file"])
     commands.HookFile(values["hooks_file"], {})
     root = values["host_root_mount"]
+    services = None
+    if values["stops_services"]:
+        if not values["gpu_clients_file"]:
+            raise ArgumentError(
+                "the services to stop are not named", "name their file: --gpu-clients-file"
+            )
+        services = HostServices(values["gpu_clients_file"], root)
     driver_root = values["driver_root"]
 
     def reboot() -> None:
@@ -189,6 +215,7 @@ def service(ctx: click.Context, _watch: object = None) -> MigManager:
         values["pause_file"],
         values["hooks_file"],
         {**operands.OPERANDS, **dict(map(operands.parse, values["more_operands"]))},
+        services,
         pods_timeout_s,
         reboot if values["with_reboot"] else None,
         lambda: host_state.renew(driver_root, root),

@@ -23,8 +23,10 @@ from gpunode import mig_config
 from gpunode.api.client import ApiServerError
 from gpunode.api.mig_node import CONFLICT, FORBIDDEN, NodeView
 from gpunode.mig import change, commands, engine, journal, operands, states
+from gpunode.mig.commands import CommandError
 from gpunode.mig.engine import InUseError, RebootNeededError
 from gpunode.mig.host import Host
+from gpunode.mig.host_services import HostServices
 from gpunode.mig.journal import LockedError
 from gpunode.mig.operands import Pause
 from gpunode.mig.states import Target
@@ -85,15 +87,16 @@ class Node(Protocol):
 class Options:
     """The settings of the manager.
 
-    *operands* has the label `app` of the pods of each operand. *reboot* is called where a mode
-    needs it, None to fail instead; *refresh* after each change, for CDI specs. *boot_id* tells one
-    boot from another.
+    *operands* has the label `app` of the pods of each operand. *services* are stopped for a
+    change, and started again. *reboot* is called where a mode needs it, None to fail instead. *refresh* is
+    called after a change. *boot_id* differs between boots.
     """
 
     config_file: str
     pause_file: str
     hooks_file: str = ""
     operands: Mapping[str, str] = field(default_factory=lambda: operands.OPERANDS)
+    services: HostServices | None = None
     pods_timeout_s: float = 300.0
     reboot: Callable[[], None] | None = None
     refresh: Callable[[], None] = lambda: None
@@ -220,9 +223,11 @@ class Manager:
             change.recover(self._host, log.warning)
         config = _select(self._options.config_file, name)
         hooks = self._hooks(name)
-        if not self._needs_change(config):
+        changes_mode = self._changes_mode(config)
+        if changes_mode is None:
             return False
         pause = self._pause_operands(self._load_pause() if is_paused else Pause())
+        pause = self._stop_services(pause, changes_mode=changes_mode)
         try:
             is_changed = change.apply(self._host, _targets_of(config), hooks, log.warning)
         except RebootNeededError as error:
@@ -249,21 +254,35 @@ class Manager:
             self._options.hooks_file, {key: value for key, value in variables.items() if value}
         )
 
-    def _needs_change(self, config: MigConfig) -> bool:
-        """Return whether a GPU has another state; raise GpuRuntimeError if it cannot change.
+    def _changes_mode(self, config: MigConfig) -> bool | None:
+        """Return whether a MIG mode has to change, None if the GPUs have all of *config*.
 
-        What is in use is no obstacle yet: it may be an operand.
+        Raises GpuRuntimeError if they cannot get it. What is in use is no obstacle yet: it may be
+        an operand, or a service.
         """
         answer = self._host.state()
         present, targets = states.gpu_states(answer), _targets_of(config)(answer)
         if all(target.is_met(present[index]) for index, target in targets.items()):
-            return False
+            return None
         try:
             engine.check(present, targets)
         except InUseError:
-            if not operands.pauses(self._node.read().labels, self._options.operands):
+            labels = self._node.read().labels
+            if not self._options.services and not operands.pauses(labels, self._options.operands):
                 raise
-        return True
+        return not all(target.has_mode(present[index]) for index, target in targets.items())
+
+    def _stop_services(self, pause: Pause, *, changes_mode: bool) -> Pause:
+        """Stop the services of the host, and return what is paused."""
+        services = self._options.services
+        names = services.running(changes_mode=changes_mode) if services is not None else ()
+        if services is None or not names:
+            return pause
+        pause = replace(pause, services=tuple(dict.fromkeys((*pause.services, *names))))
+        pause.save(self._options.pause_file)
+        log.info("services that stop for a change of MIG: %s", ", ".join(names))
+        services.stop(names)
+        return pause
 
     def _pause_operands(self, pause: Pause) -> Pause:
         """Pause the operands, wait until their pods are gone, and return what is paused."""
@@ -332,7 +351,12 @@ class Manager:
         replace(pause, rebooted_from=self._options.boot_id).save(self._options.pause_file)
         self._publish(State.REBOOTING)
         self._report("MigRebooting", f"the node reboots: {error.message}")
-        self._options.reboot()
+        try:
+            self._options.reboot()
+        except CommandError as second:
+            raise CommandError(
+                f"{second.message}; the new MIG modes stay pending", "reboot the node"
+            ) from second
 
     def _follow_up(self, pause: Pause) -> None:
         """Have others notice the new MIG devices; what fails here does not undo the change."""
@@ -361,6 +385,8 @@ class Manager:
         A reboot is remembered unless this is final.
         """
         pause = self._load_pause()
+        if restores:
+            self._start_services(pause)
         while True:
             try:
                 view = self._node.read()
@@ -379,9 +405,18 @@ class Manager:
         if not restores:
             return
         if pause.rebooted_from and not is_final:
-            replace(pause, values={}).save(self._options.pause_file)
+            replace(pause, values={}, services=()).save(self._options.pause_file)
         else:
             journal.remove(self._options.pause_file)
+
+    def _start_services(self, pause: Pause) -> None:
+        if self._options.services is None or not pause.services:
+            return
+        try:
+            self._options.services.start(pause.services)
+        except CommandError as error:
+            # A service that does not start does not keep the operands from it.
+            log.error("%s", error.lines())
 
     def _set_labels(self, view: NodeView, labels: Mapping[str, str]) -> bool:
         """Return whether the labels were set, and not refused as the node has changed."""

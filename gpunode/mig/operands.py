@@ -59,15 +59,24 @@ def restored(
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """What the file has: the *values* of paused labels, and the boot in which a reboot began."""
+    """What the file has: the *values* of paused labels, and the *services* that were stopped.
+
+    *rebooted_from* is the boot in which a reboot began.
+    """
 
     values: Mapping[str, str] = field(default_factory=dict)
+    services: tuple[str, ...] = ()
     rebooted_from: str = ""
 
     def save(self, path: str) -> None:
         """Write this to *path*; raise ConfigError."""
-        document = {"labels": dict(self.values), "rebooted-from": self.rebooted_from}
-        journal.write(path, {"version": "v1", **document})
+        document = {
+            "version": "v1",
+            "labels": dict(self.values),
+            "services": list(self.services),
+            "rebooted-from": self.rebooted_from,
+        }
+        journal.write(path, document)
 
 
 def load(path: str) -> Pause | None:
@@ -76,10 +85,12 @@ def load(path: str) -> Pause | None:
     if document is None:
         return None
     match document:
-        case {"labels": dict(values), "rebooted-from": str(boot)} if all(
-            isinstance(text, str) for text in (*values, *values.values())
-        ):
-            return Pause(values, boot)
+        case {
+            "labels": dict(values),
+            "services": list(services),
+            "rebooted-from": str(boot),
+        } if all(isinstance(text, str) for text in (*values, *values.values(), *services)):
+            return Pause(values, tuple(services), boot)
     raise ConfigError(
         f'"{path}" does not have the labels of paused operands',
         "operands that are paused are set to true",

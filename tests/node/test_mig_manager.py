@@ -32,6 +32,7 @@ from gpunode.cli import agent
 from gpunode.cli.main import root
 from gpunode.mig import commands, states
 from gpunode.mig.host import Host
+from gpunode.mig.host_services import HostServices
 from gpunode.mig.manager import CONFIG_LABEL, STATE_LABEL, Manager, Options, State
 from gpunode.mig.operations import Operations
 from gpunode.mig.writer import WriteError
@@ -86,6 +87,7 @@ class Node:
         self.refreshes = 0
         self.wake = threading.Event()
         self.pid = 0
+        self.options: dict[str, Any] = {}
 
     def label(self, name: str) -> None:
         """Name another config, and have the manager look, as its watch would."""
@@ -280,6 +282,61 @@ def test_a_driver_that_comes_later_is_waited_for(
         node.until_state("success")
 
 
+SYSTEMCTL = """\
+#!/bin/sh
+here=${0%/*}
+verb=$1
+while [ "$1" != -- ]; do shift; done
+shift
+echo "$verb $*" >> $here/calls
+for one in "$@"; do
+    case $verb in
+    list-units) [ -e $here/$one ] && echo "$one loaded active running A service" ;;
+    stop) rm $here/$one ;;
+    start) touch $here/$one ;;
+    esac
+done
+true
+"""
+
+
+def test_services_of_the_host_stop_for_a_change(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that run, and the kubelet only for a mode; a kill does not leave them stopped."""
+    programs = node.directory / "programs"
+    programs.mkdir()
+    (programs / "systemctl").write_text(SYSTEMCTL)
+    (programs / "systemctl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    for name in ("dcgm.service", "kubelet.service"):
+        (programs / name).touch()
+    clients = node.directory / "clients.yaml"
+    clients.write_text(
+        "version: v1\nsystemd-services: [dcgm.service, nvsm.service, kubelet.service]\n"
+    )
+    services = HostServices(str(clients), "/")
+    with node.running(services=services):
+        node.until_state("success")
+        node.label("mixed")
+        until(lambda: len(node.api.events) == 4)
+    calls = (programs / "calls").read_text().splitlines()
+    assert [call for call in calls if not call.startswith("list")] == [
+        "stop dcgm.service kubelet.service",
+        "start dcgm.service kubelet.service",
+        "stop dcgm.service",
+        "start dcgm.service",
+    ]
+    node.label("small")
+    node.say("fault write-killed 1")
+    node.options = {"services": services}
+    with node.api.config(node.kubeconfig):
+        assert os.WIFSIGNALED(run_to_the_end(node))
+        assert not (programs / "dcgm.service").exists()
+        check_after_a_kill(node)
+    assert (programs / "dcgm.service").exists()
+
+
 def test_a_mode_that_needs_a_reboot(node: Node) -> None:
     """Only if that is allowed, and once: a reboot that does not help is a failure."""
     node.say("migreset 1")
@@ -349,7 +406,7 @@ def run_to_the_end(node: Node) -> int:
     if not pid:
         try:
             node.pid = os.getpid()
-            manager, stop = node.manager(node_host=DirectHost)
+            manager, stop = node.manager(node_host=DirectHost, **node.options)
             threading.Thread(target=manager.run, daemon=True).start()
             until(lambda: manager.state is State.SUCCESS)
             stop.set()
@@ -446,6 +503,7 @@ def test_the_program_follows_the_label(node: Node) -> None:
     [
         (("--node-name=",), "the name of the node is empty"),
         (("--operand=a/b",), "not OPERAND or OPERAND=APP"),
+        (("--with-shutdown-host-gpu-clients",), "the services to stop are not named"),
         (("--pods-timeout=soon",), 'is "soon", not a duration'),
         (("--config-file=/nonexistent",), "/nonexistent"),
         (("--kubeconfig=/nonexistent",), "cannot find the API server"),
