@@ -31,7 +31,14 @@ from gpunode.mig.journal import LockedError
 from gpunode.mig.operands import Pause
 from gpunode.mig.states import Target
 from gpunode.mig_config import MigConfig
-from gpuruntime.errors import ArgumentError, ConfigError, DriverError, GpuRuntimeError, escape
+from gpuruntime.errors import (
+    ArgumentError,
+    ConfigError,
+    DriverError,
+    GpuRuntimeError,
+    bug,
+    escape,
+)
 
 log = logging.getLogger(__name__)
 
@@ -88,8 +95,8 @@ class Options:
     """The settings of the manager.
 
     *operands* has the label `app` of the pods of each operand. *services* are stopped for a
-    change, and started again. *reboot* is called where a mode needs it, None to fail instead. *refresh* is
-    called after a change. *boot_id* differs between boots.
+    change, and started again. *reboot* is called where a mode needs it, None to fail instead.
+    *refresh* is called after a change. *boot_id* differs between boots.
     """
 
     config_file: str
@@ -122,6 +129,8 @@ class Manager:
         # The config that the label had at the last look, None before the first.
         self._config_name: str | None = None
         self._is_done = False
+        # An operand may be paused by a manager whose file is lost, or by the incumbent's.
+        self._may_be_paused = True
         # Whether the change at work may have paused an operand.
         self._has_paused = False
         self.state: State | None = None
@@ -132,10 +141,17 @@ class Manager:
         """The config that the label names, "" without one."""
         return self._config_name or ""
 
+    @property
+    def obstacle(self) -> str:
+        """Why the manager cannot do what the label says at present, "" if it has done its work."""
+        return "" if self._is_done else self.problem
+
     def run(self) -> None:
         """Follow the label until the service stops."""
-        while not self._stop.is_set():
+        while True:
             self._wake.clear()
+            if self._stop.is_set():
+                return
             pause_s = _POLL_S
             try:
                 self._follow()
@@ -156,15 +172,13 @@ class Manager:
     def _follow(self) -> None:
         """Do what the label says if that is new, or what was begun and not ended."""
         view = self._node.read()
-        is_first = self._config_name is None
         is_paused = os.path.exists(self._options.pause_file)
-        if is_first and not is_paused:
-            # Paused by a manager whose file is lost, or by the incumbent's.
+        if self._may_be_paused and not is_paused:
             is_paused = bool(operands.restored(view.labels, self._options.operands, {}))
         name = view.labels.get(CONFIG_LABEL, "")
         if name == self._config_name and self._is_done and not is_paused:
             return
-        is_new = not is_first and name != self._config_name
+        is_new = self._config_name not in (None, name)
         if not name:
             self._recover_only(is_paused=is_paused)
             self._config_name, self._is_done = name, True
@@ -178,10 +192,12 @@ class Manager:
         """End what was begun before the label was removed."""
         self.problem = ""
         with journal.lock(self._host.state_directory):
-            if self._has_journal():
-                change.recover(self._host, log.warning)
-            if is_paused:
-                self._publish(None, restores=True)
+            try:
+                if self._has_journal():
+                    change.recover(self._host, log.warning)
+            finally:
+                if is_paused:
+                    self._publish(None, restores=True)
         self.state = None
 
     def _has_journal(self) -> bool:
@@ -202,9 +218,13 @@ class Manager:
                 isinstance(error, DriverError | LockedError)
                 or (isinstance(error, ApiServerError) and error.status != FORBIDDEN)
             )
-            self._fail(error, is_final=not is_passing)
+            # What the other manager has paused is its own to restore.
+            self._fail(error, restores=not isinstance(error, LockedError), is_final=not is_passing)
             self._is_done = not is_passing
             return
+        except Exception as error:
+            self._fail(bug(error))
+            raise
         if self.state is State.REBOOTING:
             self._stop.wait()
             raise StoppedError("the node reboots")
@@ -321,12 +341,13 @@ class Manager:
                 if error.status == FORBIDDEN:
                     raise
                 problem = error.message
-            if time.monotonic() >= deadline:
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
                 raise PodsError(
                     f"{problem} ({self._options.pods_timeout_s:g} s after the pause)",
                     "find out why the pods do not end, then set the label again",
                 )
-            if self._stop.wait(_POD_POLL_S):
+            if self._stop.wait(min(_POD_POLL_S, remaining_s)):
                 raise StoppedError("stopped")
 
     def _reboot(
@@ -368,10 +389,12 @@ class Manager:
         except GpuRuntimeError as error:
             log.warning("%s", error.lines())
 
-    def _fail(self, error: GpuRuntimeError, *, is_final: bool = True) -> None:
+    def _fail(
+        self, error: GpuRuntimeError, *, restores: bool = True, is_final: bool = True
+    ) -> None:
         is_news = self.problem != error.message
         self._note(error)
-        self._publish(State.FAILED, restores=True, is_final=is_final)
+        self._publish(State.FAILED, restores=restores, is_final=is_final)
         if is_news:
             hint = f" ({error.hint})" if error.hint else ""
             self._report("MigConfigFailed", f"{error.message}{hint}", is_warning=True)
@@ -404,6 +427,7 @@ class Manager:
         self.state = state
         if not restores:
             return
+        self._may_be_paused = False
         if pause.rebooted_from and not is_final:
             replace(pause, values={}, services=()).save(self._options.pause_file)
         else:

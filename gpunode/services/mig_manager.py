@@ -115,9 +115,12 @@ class MigManager:
 
     def report(self) -> Report:
         """Return the state of the service for probes."""
-        problems = [self.manager.problem, self._watch_problem]
         state = self.manager.state
-        return Report(
-            tuple(problem for problem in problems if problem),
-            {"config": self.manager.config_name, "state": state.value if state else ""},
-        )
+        obstacle = self.manager.obstacle
+        details = {
+            "config": self.manager.config_name,
+            "state": state.value if state else "",
+            "problem": self.manager.problem,
+            "watch": self._watch_problem or "ok",
+        }
+        return Report((obstacle,) if obstacle else (), details)

@@ -30,7 +30,7 @@ from gpunode.api.client import connect
 from gpunode.api.mig_node import MigNode
 from gpunode.cli import agent
 from gpunode.cli.main import root
-from gpunode.mig import commands, states
+from gpunode.mig import commands, journal
 from gpunode.mig.host import Host
 from gpunode.mig.host_services import HostServices
 from gpunode.mig.manager import CONFIG_LABEL, STATE_LABEL, Manager, Options, State
@@ -104,11 +104,10 @@ class Node:
         lines = self.data.read_text().splitlines(keepends=True)
         self.data.write_text("".join(line for line in lines if not line.startswith(word)))
 
-    def layout(self) -> dict[int, dict[str, Any]]:
-        """Return the state of each GPU."""
-        host = Host(str(self.host.root), "", 20)
-        present = states.gpu_states(host.state())
-        return {index: one.target.plain() for index, one in present.items()}
+    def layout(self) -> list[str]:
+        """Return the lines of the instances that NVML reports."""
+        words = ("gpuinstance ", "computeinstance ")
+        return sorted(x for x in self.data.read_text().splitlines() if x.startswith(words))
 
     def manager(
         self, node_host: type[Host] = Host, **options: Any
@@ -158,9 +157,9 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def small(layout: dict[int, dict[str, Any]]) -> bool:
-    """Return whether all GPUs have the config `small`."""
-    return all(len(gpu["instances"]) == 7 for gpu in layout.values())
+def small(layout: list[str]) -> bool:
+    """Return whether both GPUs have the config `small`."""
+    return sum(line.startswith("computeinstance ") for line in layout) == 14
 
 
 def test_a_change_pauses_and_restores_the_operands(node: Node) -> None:
@@ -196,7 +195,7 @@ def test_a_label_that_changes_during_the_work_is_next(node: Node) -> None:
         until(lambda: ("MigConfigApplied", text) in node.api.events)
     assert node.states() == ["pending", "success"] * 2
     assert "small" in node.api.events[1][1]
-    assert not any(gpu["mode"] for gpu in node.layout().values())
+    assert node.layout() == []
 
 
 @pytest.mark.parametrize(
@@ -337,6 +336,19 @@ def test_services_of_the_host_stop_for_a_change(
     assert (programs / "dcgm.service").exists()
 
 
+def test_another_manager_is_waited_for(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it may have paused is left to it."""
+    monkeypatch.setattr("gpunode.mig.manager._BLOCKED_RETRY_S", 0.05)
+    node.api.labels[PLUGIN] = PAUSED
+    with journal.lock(str(node.directory / "state")), node.running() as manager:
+        node.until_state("failed")
+        until(lambda: "MIG is being changed by process" in manager.obstacle)
+        assert node.api.labels[PLUGIN] == PAUSED
+    with node.running():
+        node.until_state("success")
+    assert {name: node.api.labels[name] for name in OPERANDS} == OPERANDS
+
+
 def test_a_mode_that_needs_a_reboot(node: Node) -> None:
     """Only if that is allowed, and once: a reboot that does not help is a failure."""
     node.say("migreset 1")
@@ -425,7 +437,7 @@ def check_after_a_kill(node: Node) -> None:
     assert node.api.labels[STATE_LABEL] == "success"
     assert {name: node.api.labels[name] for name in OPERANDS} == OPERANDS
     assert not node.pause_file.exists()
-    assert node.data.read_text().count("\ncomputeinstance ") == 14
+    assert small(node.layout())
 
 
 # Of the requests of a change: the last look before the pause, the pause itself, the list of pods,
