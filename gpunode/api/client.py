@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Iterator
 
 import httpx2
+import yaml
 from lightkube import AsyncClient, Client
 from lightkube.config.kubeconfig import KubeConfig
 from lightkube.core.exceptions import ApiError, ConfigError
@@ -41,7 +42,7 @@ def connect(kubeconfig: str = "") -> Client:
     Without a file, KUBECONFIG and ~/.kube/config are tried after the pod's service account.
     Raises ApiServerError; nothing is requested yet.
     """
-    with _connecting():
+    with _connecting(kubeconfig):
         return Client(
             _config(kubeconfig), field_manager=FIELD_MANAGER, timeout=httpx2.Timeout(_DEADLINE_S)
         )
@@ -49,7 +50,7 @@ def connect(kubeconfig: str = "") -> Client:
 
 def connect_async(kubeconfig: str = "") -> AsyncClient:
     """Do the same as `connect` for a client of the event loop."""
-    with _connecting():
+    with _connecting(kubeconfig):
         return AsyncClient(
             _config(kubeconfig), field_manager=FIELD_MANAGER, timeout=httpx2.Timeout(_DEADLINE_S)
         )
@@ -60,12 +61,18 @@ def _config(kubeconfig: str) -> KubeConfig:
 
 
 @contextlib.contextmanager
-def _connecting() -> Iterator[None]:
+def _connecting(kubeconfig: str) -> Iterator[None]:
     try:
         yield
     except (ConfigError, OSError, ValueError) as error:
         raise ApiServerError(
             f"cannot find the API server: {error}", "run this in a pod, or name --kubeconfig"
+        ) from error
+    except (yaml.YAMLError, httpx2.InvalidURL, LookupError, TypeError, AttributeError) as error:
+        # lightkube does not check what it reads.
+        raise ApiServerError(
+            f'cannot find the API server: "{kubeconfig or "kubeconfig"}" is not a kubeconfig',
+            "name a file with clusters, users, contexts and current-context: --kubeconfig",
         ) from error
 
 
@@ -86,7 +93,8 @@ def request(what: str, rights: str = _LABEL_HINT) -> Iterator[None]:
         hint = hints.get(status, "look at the log of the API server")
         kind = GoneError if status == _GONE else ApiServerError
         raise kind(f"cannot {what}: {error.status.message}", hint, status) from error
-    except (httpx2.HTTPError, OSError) as error:
+    except (httpx2.HTTPError, OSError, ValueError) as error:
+        # ValueError: what answers is not an API server.
         raise ApiServerError(
             f"cannot {what}: {str(error) or type(error).__name__}",
             "check that the API server can be reached from here",

@@ -29,22 +29,27 @@ class Row:
 
     is_root: bool
     defaults: tuple[tuple[str, str], ...] = ()
-    # Whether it has the options --config-file and --nvidia-driver-root.
-    has_config: bool = True
+    # Whether it has the option --nvidia-driver-root.
+    has_root: bool = True
+    # Whether its option --config-file names another file than that of the other services.
+    has_own_file: bool = False
 
 
 DEVICE_PLUGIN, EXPORTER, FEATURE_DISCOVERY, MPS_DAEMON = (
     *("device-plugin", "exporter", "feature-discovery", "mps-daemon"),
 )
+MIG_MANAGER = "mig-manager"
 SERVICES: dict[str, Row] = {
     DEVICE_PLUGIN: Row(is_root=True, defaults=(("device-list-strategy", AUTO),)),
     MPS_DAEMON: Row(is_root=True),
     FEATURE_DISCOVERY: Row(is_root=False),
-    EXPORTER: Row(is_root=False, has_config=False),
+    EXPORTER: Row(is_root=False, has_root=False),
+    MIG_MANAGER: Row(is_root=True, has_own_file=True),
 }
 _SCHEMA = str(Path(__file__).parent.parent / "config" / "agent_schema.json")
 # Options that the agent has for all of its services.
-_OF_AGENT = (*("config-file", "healthz", "log-format", "once", "oneshot", "nvidia-driver-root"),)
+_OF_AGENT = ("healthz", "log-format", "once", "oneshot", "nvidia-driver-root")
+_CONFIG_FILE = "config-file"
 
 
 def read(path: str) -> ConfigFile:
@@ -59,12 +64,13 @@ def arguments(file: ConfigFile, name: str) -> list[str]:
     place = ("services", name)
     options: dict[str, Any] = file.get(place) or {}
     for option in options:
-        if option in _OF_AGENT:
+        is_shared = option == _CONFIG_FILE and not SERVICES[name].has_own_file
+        if is_shared or option in _OF_AGENT:
             problem = f'"services.{name}.{option}" is not a setting of one service'
             raise file.error((*place, option), problem, "remove it: the agent has it for all")
     texts = {**dict(SERVICES[name].defaults), **options}
     root = file.get(("driver-root",))
-    if root and SERVICES[name].has_config:
+    if root and SERVICES[name].has_root:
         texts["nvidia-driver-root"] = root
     flags = _flags(name)
     # A flag has no value.

@@ -39,6 +39,10 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         *("gpunode.cli.mig", "mig"),
         "Partition GPUs by MIG, as a file of configs describes.",
     ),
+    "mig-manager": (
+        *("gpunode.cli.mig_manager", "mig_manager"),
+        "Partition the GPUs of this node as its label says.",
+    ),
     "validate": (
         *("gpunode.cli.validate", "validate"),
         "Report whether this node can run pods with GPUs.",

@@ -277,8 +277,8 @@ def _apply(
     skip_reset: bool,
     dry_run: bool,
 ) -> None:
-    from gpunode.mig import change, engine, journal, states
-    from gpunode.mig.commands import HookFile
+    from gpunode.mig import change, engine, host_state, journal, states
+    from gpunode.mig.commands import CommandError, HookFile
 
     if dry_run:
         answer = host.state()
@@ -290,6 +290,11 @@ def _apply(
     hooks = HookFile(hooks_file, variables)
     with journal.lock(host.state_directory):
         is_changed = change.apply(host, targets_of, hooks, _warn, skip_reset=skip_reset)
+        if is_changed:
+            try:
+                host_state.renew(host.driver_root)
+            except CommandError as error:
+                _warn(error.lines())
     click.echo(f"MIG configuration {'' if is_changed else 'is already '}applied")
 
 

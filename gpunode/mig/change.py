@@ -15,6 +15,8 @@ from gpuruntime.errors import GpuRuntimeError
 TargetsOf = Callable[[Sequence[Mapping[str, Any]]], Mapping[int, Target]]
 Warn = Callable[[str], None]
 
+_RECOVERED = "the change that was cut off is undone"
+
 
 def apply(
     host: Host, targets_of: TargetsOf, hooks: HookFile, warn: Warn, *, skip_reset: bool = False
@@ -29,7 +31,7 @@ def apply(
     try:
         hooks.run("apply-start")
         if engine.recover():
-            warn("the change that was cut off is undone")
+            warn(_RECOVERED)
         with host.writer() as writer:
             is_changed = engine.apply(writer, targets_of(writer.call("state")))
     except GpuRuntimeError:
@@ -41,3 +43,9 @@ def apply(
         raise
     hooks.run("apply-exit")
     return is_changed
+
+
+def recover(host: Host, warn: Warn) -> None:
+    """End a change that was cut off; the caller holds the lock. Raises GpuRuntimeError."""
+    if Engine(host.writer, host.state_directory, host.reset, HookFile("", {})).recover():
+        warn(_RECOVERED)

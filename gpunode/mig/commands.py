@@ -40,12 +40,17 @@ class HookFile:
 
 def reset_by(program: str, bus_ids: Sequence[str]) -> None:
     """Reset the GPUs *bus_ids* by nvidia-smi at *program*; raise CommandError."""
-    _run("the reset of GPUs", [program, "-r", "-i", ",".join(bus_ids)], {**os.environ}, None)
+    run("the reset of GPUs", [program, "-r", "-i", ",".join(bus_ids)])
+
+
+def run(subject: str, command: Sequence[str]) -> str:
+    """Return the output of *command*, which *subject* names in errors; raise CommandError."""
+    return _run(subject, command, {**os.environ}, None)
 
 
 def _run(
     subject: str, command: Sequence[str], environment: Mapping[str, str], directory: str | None
-) -> None:
+) -> str:
     try:
         end = subprocess.run(
             command,
@@ -67,9 +72,11 @@ def _run(
             f'{subject} failed: cannot run "{escape(command[0])}": {escape(str(error))}',
             "check the path of the program",
         ) from error
+    output = end.stdout.decode("utf-8", "replace")
     if end.returncode:
-        text = escape(end.stdout.decode("utf-8", "replace").strip()[-_MAX_TEXT:])
+        text = escape(output.strip()[-_MAX_TEXT:])
         raise CommandError(
             f'{subject} failed: "{escape(command[0])}" ended with {end.returncode}: {text}',
             "correct what the program reports",
         )
+    return output

@@ -15,10 +15,31 @@ from gpuruntime.discover.nvml_calls import Nvml, NvmlError
 # The numbers of profiles that are tried: a newer NVML has more than pynvml has names for.
 _PROFILE_NUMBERS = range(32)
 _COMPUTE_NUMBERS = range(16)
+# An NVML that does not have this version of a structure.
+_OTHER_VERSION = frozenset({nvml_calls.INVALID_ARGUMENT, 13, 25})
 _ABSENT = frozenset({nvml_calls.INVALID_ARGUMENT, nvml_calls.NOT_SUPPORTED})
 _MOST_INSTANCES = 16
 _MOST_PLACEMENTS = 64
 _PROFILE = re.compile(r"[0-9]g\.[0-9]+gb(?:[+-][a-z.,]+)*")
+
+
+class _ProfileInfo(ctypes.Structure):
+    """nvmlGpuInstanceProfileInfo_v3_t, which pynvml does not have."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        ("id", ctypes.c_uint),
+        ("sliceCount", ctypes.c_uint),
+        ("instanceCount", ctypes.c_uint),
+        *((name, ctypes.c_uint) for name in ("multiprocessors", "copy", "decoders", "encoders")),
+        *((name, ctypes.c_uint) for name in ("jpegs", "ofas")),
+        ("memorySizeMB", ctypes.c_ulonglong),
+        ("name", ctypes.c_char * 96),
+        ("capabilities", ctypes.c_uint),
+    )
+
+
+_PROFILE_INFO_VERSION = ctypes.sizeof(_ProfileInfo) | 3 << 24
 
 
 class _Holder(NamedTuple):
@@ -127,12 +148,12 @@ class Operations:
         profiles = []
         for number in _PROFILE_NUMBERS:
             try:
-                info = self._nvml.ask("nvmlDeviceGetGpuInstanceProfileInfo", device, number)
+                info = self._profile_info(device, number)
             except NvmlError as error:
                 if error.code in _ABSENT:
                     continue
                 raise NvmlError(error.code, f"profile {number} of GPU {index}: {error}") from None
-            match = _PROFILE.search(info.name)
+            match = _PROFILE.search(_text(info.name))
             starts, size = self._placements(device, info.id)
             profiles.append(
                 {
@@ -145,6 +166,20 @@ class Operations:
                 }
             )
         return profiles
+
+    def _profile_info(self, device: object, number: int) -> Any:  # noqa: ANN401 (a structure)
+        """Return what NVML says of a profile, by the newest structure that it has."""
+        info = _ProfileInfo(_PROFILE_INFO_VERSION)
+        try:
+            function = self._nvml.ask(
+                "_nvmlGetFunctionPointer", "nvmlDeviceGetGpuInstanceProfileInfoV"
+            )
+            self._nvml.ask("_nvmlCheckReturn", function(device, number, ctypes.byref(info)))
+        except NvmlError as error:
+            if error.code not in _OTHER_VERSION:
+                raise
+            return self._nvml.ask("nvmlDeviceGetGpuInstanceProfileInfo", device, number)
+        return info
 
     def _placements(self, device: object, profile: int) -> tuple[list[int], int]:
         """Return the first slices and the size; without MIG mode, NVML reports none."""
@@ -229,18 +264,22 @@ class Operations:
             processes += nvml_calls.optional(self._nvml.ask, name, device) or []
         pods = pod_processes.pods_by_uid() if processes else {}
         return [
-            _Holder(one.gpuInstanceId, one.computeInstanceId, _holder_name(one.pid, pods))
+            _Holder(one.gpuInstanceId, one.computeInstanceId, holder_name(one.pid, pods))
             for one in processes
         ]
 
 
-def _holder_name(pid: int, pods: Mapping[str, tuple[str, str]]) -> str:
+def _text(name: bytes | str) -> str:
+    return name.decode("ascii", "replace") if isinstance(name, bytes) else name
+
+
+def holder_name(pid: int, pods: Mapping[str, tuple[str, str]], proc: str = "/proc") -> str:
     """Return the process *pid* in words, with its pod if it is in one."""
     try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as stream:
+        with open(f"{proc}/{pid}/comm", encoding="utf-8", errors="replace") as stream:
             program = f" ({stream.read(64).strip()})"
     except OSError:
         program = ""
-    uid = pod_processes.pod_of(pid)
+    uid = pod_processes.pod_of(pid, proc)
     pod = f" of the pod {'/'.join(pods.get(uid, (uid,)))}" if uid else ""
     return f"process {pid}{program}{pod}"

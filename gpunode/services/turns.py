@@ -52,6 +52,17 @@ class Turns:
         """Have the config read again."""
         self._reload.set()
 
+    async def next_signal(self) -> bool:
+        """Return at the next reload, then True, or at the end of the service, then False."""
+        stop = asyncio.ensure_future(self._stop.wait())
+        reload = asyncio.ensure_future(self._reload.wait())
+        try:
+            await asyncio.wait({stop, reload}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _cancel(stop, reload)
+        self._reload.clear()
+        return not self._stop.is_set()
+
     async def of(
         self,
         observed: Observed,

@@ -201,6 +201,9 @@ def test_configs_are_generated(mig: Mig) -> None:
     result = mig.run("generate-config")
     assert "all-1g.10gb.me:" in result.stdout
     assert "all-balanced:" in result.stdout
+    # An older NVML, which describes profiles by another structure.
+    mig.say("profileversion 2")
+    assert mig.run("generate-config").stdout == result.stdout
 
 
 def test_a_reset_completes_a_pending_mode(mig: Mig) -> None:

@@ -5,6 +5,8 @@
  * `computeinstance GPU GPUINSTANCE ID SLICES` with the `mig` line of the same device.
  * `migreset GPU` makes a change of mode wait for a reset.  The faults `write-fails N CODE` and
  * `write-kills N` are for the N-th change of this process, `write-killed N` for the moment after it.
+ * `profileversion N` is the newest version of the profiles' structure, 3 without it.
+ * `capabilities DIRECTORY` is where the kernel lists the instances, which follows the changes.
  */
 #define _GNU_SOURCE
 #include <signal.h>
@@ -12,12 +14,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "fakenvml.h"
 
 #define IN_USE 19
 #define INSUFFICIENT_RESOURCES 23
+#define ARGUMENT_VERSION_MISMATCH 25
 #define MAX_LINE 2048
 
 /* The profiles of a GPU with seven compute and eight memory slices. */
@@ -123,6 +127,68 @@ static void rewrite(const char *const *drops, const char *add)
     if (from)
         fclose(from);
     refresh();
+}
+
+/* The minor number of the capability *name*; *directory* has the capabilities of instances. */
+static int minor_of(const char *directory, const char *name)
+{
+    char path[4300];
+    char word[200];
+    int number;
+    int result = -1;
+    FILE *file;
+
+    snprintf(path, sizeof path, "%s/../../nvidia-caps/mig-minors", directory);
+    file = fopen(path, "re");
+    while (file && fscanf(file, "%199s %d", word, &number) == 2)
+        if (strcmp(word, name) == 0)
+            result = number;
+    if (file)
+        fclose(file);
+    return result;
+}
+
+/* Have the kernel list the instance, or no longer: a GPU instance if *compute* is -1. */
+static void list_instance(int gpu, unsigned instance, int compute, int listed)
+{
+    FILE *conf = fopen(conf_path(), "re");
+    char line[MAX_LINE];
+    char directory[MAX_LINE] = "";
+    char part[64];
+    char name[200];
+    char path[MAX_LINE + 300];
+    FILE *file;
+
+    while (conf && fgets(line, sizeof line, conf))
+        sscanf(line, "capabilities %2047s", directory);
+    if (conf)
+        fclose(conf);
+    if (!*directory)
+        return;
+    part[0] = '\0';
+    if (compute >= 0)
+        snprintf(part, sizeof part, "/ci%d", compute);
+    snprintf(path, sizeof path, "%s/gpu%d", directory, gpu);
+    mkdir(path, 0555);
+    snprintf(path, sizeof path, "%s/gpu%d/mig", directory, gpu);
+    mkdir(path, 0555);
+    snprintf(path, sizeof path, "%s/gpu%d/mig/gi%u%s", directory, gpu, instance, part);
+    if (listed)
+        mkdir(path, 0555);
+    strcat(path, "/access");
+    if (listed) {
+        snprintf(name, sizeof name, "gpu%d/gi%u%s/access", gpu, instance, part);
+        file = fopen(path, "we");
+        if (file) {
+            fprintf(file, "DeviceFileMinor: %d\nDeviceFileMode: 292\nDeviceFileModify: 1\n",
+                    minor_of(directory, name));
+            fclose(file);
+        }
+    } else {
+        unlink(path);
+        *strrchr(path, '/') = '\0';
+        rmdir(path);
+    }
 }
 
 /* Whether the fault *name* of the data file is for the present change; its code, or 1. */
@@ -232,28 +298,68 @@ struct profile_info_v2 {
     char name[96];
 };
 
+/* nvmlGpuInstanceProfileInfo_v3_t: without the second member, and with one at the end. */
+struct profile_info_v3 {
+    unsigned version;
+    unsigned id;
+    unsigned slices;
+    unsigned instances;
+    unsigned rest[6];
+    unsigned long long mem_mib;
+    char name[96];
+    unsigned capabilities;
+};
+
+static unsigned profile_version(void)
+{
+    FILE *file = fopen(conf_path(), "re");
+    char line[MAX_LINE];
+    unsigned version = 3;
+
+    while (file && fgets(line, sizeof line, file))
+        sscanf(line, "profileversion %u", &version);
+    if (file)
+        fclose(file);
+    return version;
+}
+
 EXPORT nvml_return nvmlDeviceGetGpuInstanceProfileInfoV(void *handle, unsigned number,
                                                         struct profile_info_v2 *out)
 {
+    const unsigned version = out->version;
+    struct profile_info_v3 *v3 = (struct profile_info_v3 *)out;
     const struct gpu *gpu;
 
     REQUIRE(handle);
     gpu = gpu_behind(handle);
     if (as_mig(handle) || gpu->mig_mode < 0)
         return NOT_SUPPORTED;
+    if (version != (sizeof(struct profile_info_v2) | 2U << 24) &&
+        (version != (sizeof(struct profile_info_v3) | 3U << 24) || profile_version() < 3))
+        return ARGUMENT_VERSION_MISMATCH;
     for (unsigned i = 0; i < PROFILES; i++) {
         const struct profile *one = &profiles[i];
+        char name[sizeof out->name];
 
         if (one->number != number)
             continue;
+        snprintf(name, sizeof name, "MIG %ug.%llugb%s", one->slices,
+                 ((gpu->mem_mib + 1023) / 1024 * one->size + 4) / 8, one->attribute);
+        if (version >> 24 == 3) {
+            v3->id = one->id;
+            v3->slices = one->slices;
+            v3->instances = one->limit;
+            v3->mem_mib = gpu->mem_mib * one->size / 8;
+            memcpy(v3->name, name, sizeof name);
+            return SUCCESS;
+        }
         out->id = one->id;
         out->slices = one->slices;
         out->instances = one->limit;
         out->multiprocessors = 16 * one->slices;
         out->copy_engines = one->slices;
         out->mem_mib = gpu->mem_mib * one->size / 8;
-        snprintf(out->name, sizeof out->name, "MIG %ug.%llugb%s", one->slices,
-                 ((gpu->mem_mib + 1023) / 1024 * one->size + 4) / 8, one->attribute);
+        memcpy(out->name, name, sizeof name);
         return SUCCESS;
     }
     return NOT_SUPPORTED;
@@ -398,6 +504,7 @@ EXPORT nvml_return nvmlDeviceCreateGpuInstanceWithPlacement(void *handle, unsign
     }
     snprintf(add, sizeof add, "gpuinstance %d %u %u %u\n", gpu, new, id, placement->start);
     rewrite((const char *const[]){NULL}, add);
+    list_instance(gpu, new, -1, 1);
     *out = instance_handle(gpu, new);
     return end_write();
 }
@@ -467,6 +574,7 @@ EXPORT nvml_return nvmlGpuInstanceDestroy(void *handle)
         if (computes[i].used && computes[i].gpu == one->gpu && computes[i].instance == one->id)
             return IN_USE;
     snprintf(drop, sizeof drop, "gpuinstance %d %u ", one->gpu, one->id);
+    list_instance(one->gpu, one->id, -1, 0);
     rewrite((const char *const[]){drop, NULL}, "");
     return end_write();
 }
@@ -547,6 +655,7 @@ EXPORT nvml_return nvmlGpuInstanceCreateComputeInstance(void *handle, unsigned i
              host.gpus[made.gpu].mem_mib * profile->size / 8, made.gpu, mig, one->start,
              profile->size, profile->id);
     rewrite((const char *const[]){NULL}, add);
+    list_instance(made.gpu, made.instance, (int)made.id, 1);
     *out = compute_handle(&made);
     return end_write();
 }
@@ -643,6 +752,7 @@ EXPORT nvml_return nvmlComputeInstanceDestroy(void *handle)
             snprintf(instance_drop, sizeof instance_drop, "miginstance %d %d ", one->gpu, i);
         }
     }
+    list_instance(one->gpu, one->instance, (int)one->id, 0);
     rewrite((const char *const[]){drop, mig_drop, instance_drop, NULL}, "");
     return end_write();
 }

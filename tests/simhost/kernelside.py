@@ -30,6 +30,7 @@ USUAL_PROFILE = "1g.10gb"
 BUSES = (0x1A, 0x1B, 0x4A, 0x4B, 0x8A, 0x8B, 0xCA, 0xCB)
 FAR_DOMAIN = 0x10000
 # Faults of which the fake NVML, which knows all others, is not told.
+CAPABILITIES = "/proc/driver/nvidia/capabilities"
 OTHER_FAULTS = ("nosymbol", "nonode", "no-mig-minors", "no-capabilities", "bound")
 NVIDIA_MAJOR = 195
 NVIDIA_VENDOR = "0x10de"
@@ -269,6 +270,8 @@ def nvml_conf(host: Host) -> str:
             for m in g.migs or ()
             for line in _mig_lines(i, m)
         ),
+        # The simulated kernel's list of MIG instances follows changes of MIG.
+        f"capabilities {CAPABILITIES}",
         *(f if f.startswith("initdelay_us ") else f"fault {f}" for f in faults),
         *host.lines,
     ]

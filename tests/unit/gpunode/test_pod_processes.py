@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpunode.mig.operations import holder_name
 from gpunode.pod_processes import pod_of, pods_by_uid, uid_of
 
 UID = "0a1b2c3d-1111-2222-3333-0123456789ab"
@@ -42,3 +43,17 @@ def test_the_name_is_in_the_directory_of_logs(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     assert pods_by_uid(str(tmp_path)) == {UID: ("ns", "train-0")}
     assert pods_by_uid(str(tmp_path / "none")) == {}
+
+
+def test_what_uses_a_mig_device_is_named_with_its_pod(tmp_path: Path) -> None:
+    """By namespace and name, or by the UID where the logs of the pod are not here."""
+    uid = "0f5e3d3c-1b2a-4c5d-8e9f-0a1b2c3d4e5f"
+    process = tmp_path / "7"
+    process.mkdir()
+    (process / "comm").write_text("python3\n")
+    (process / "cgroup").write_text(f"0::/kubepods/burstable/pod{uid}/c\n")
+    pods = {uid: ("team", "train-0")}
+    proc = str(tmp_path)
+    assert holder_name(7, pods, proc) == "process 7 (python3) of the pod team/train-0"
+    assert holder_name(7, {}, proc) == f"process 7 (python3) of the pod {uid}"
+    assert holder_name(8, pods, proc) == "process 8"

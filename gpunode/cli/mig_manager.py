@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpu-node mig-manager`: the options of the manager of MIG, and the service."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpunode import service_log
+from gpunode.cli.mig import STATE_DIRECTORY
+from gpunode.config import settings
+from gpuruntime.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from gpunode.services.mig_manager import MigManager
+    from gpunode.services.surroundings import Surroundings
+
+PAUSE_FILE = "/var/lib/gpu-node/mig-manager.json"
+_NODE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?\Z")
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+
+@click.command()
+@click.option(
+    "--config-file",
+    "-f",
+    required=True,
+    envvar=["CONFIG_FILE", "MIG_PARTED_CONFIG_FILE"],
+    metavar="FILE",
+    help="File of MIG configs, as of gpu-node mig.",
+)
+@click.option(
+    "--hooks-file",
+    "-k",
+    default="",
+    envvar="MIG_PARTED_HOOKS_FILE",
+    metavar="FILE",
+    help="File of programs to run before and after changes.",
+)
+@click.option(
+    "--node-name", default="", envvar="NODE_NAME", metavar="NAME", help="Name of this node."
+)
+@click.option(
+    "--kubeconfig",
+    default="",
+    envvar="KUBECONFIG",
+    metavar="FILE",
+    help="File that names the API server.  [default: the cluster of the pod]",
+)
+@click.option(
+    "--default-gpu-clients-namespace",
+    "namespace",
+    default="",
+    envvar="DEFAULT_GPU_CLIENTS_NAMESPACE",
+    metavar="NAME",
+    help="Namespace of the operands' pods.  [default: that of the pod]",
+)
+@click.option(
+    "--operand",
+    "more_operands",
+    multiple=True,
+    envvar="GPU_NODE_MIG_OPERANDS",
+    metavar="NAME[=APP]",
+    help="Another operand to pause: the end of its label nvidia.com/gpu.deploy.NAME, and the "
+    "label app of its pods.",
+)
+@click.option(
+    "--with-shutdown-host-gpu-clients",
+    "stops_services",
+    type=bool,
+    is_flag=False,
+    flag_value="true",
+    default=False,
+    envvar="WITH_SHUTDOWN_HOST_GPU_CLIENTS",
+    metavar="BOOLEAN",
+    help="Stop the services of --gpu-clients-file for a change.  [default: false]",
+)
+@click.option(
+    "--gpu-clients-file",
+    default="",
+    envvar="GPU_CLIENTS_FILE",
+    metavar="FILE",
+    help="File of the host's services that use GPUs.",
+)
+@click.option(
+    "--pods-timeout",
+    default="5m",
+    envvar="GPU_NODE_MIG_PODS_TIMEOUT",
+    metavar="DURATION",
+    help="How long the pods of paused operands may take to end.  [default: 5m]",
+)
+@click.option(
+    "--with-reboot",
+    type=bool,
+    is_flag=False,
+    flag_value="true",
+    default=False,
+    envvar="WITH_REBOOT",
+    metavar="BOOLEAN",
+    help="Reboot the node if a MIG mode needs it.  [default: false]",
+)
+@click.option(
+    "--host-root-mount",
+    default="/",
+    envvar="HOST_ROOT_MOUNT",
+    metavar="PATH",
+    help="Root of the host, whose reboot and systemctl are run.  [default: /]",
+)
+@click.option(
+    "--nvidia-driver-root",
+    "driver_root",
+    default="/",
+    envvar=["CONTAINER_DRIVER_ROOT", "DRIVER_ROOT_CTR_PATH", "NVIDIA_DRIVER_ROOT"],
+    metavar="PATH",
+    help="Directory below which the driver is installed.  [default: /]",
+)
+@click.option(
+    "--state-directory",
+    default=STATE_DIRECTORY,
+    envvar="GPU_NODE_MIG_STATE_DIRECTORY",
+    metavar="PATH",
+    help=f"Directory of the lock and the journal.  [default: {STATE_DIRECTORY}]",
+)
+@click.option(
+    "--pause-file",
+    default=PAUSE_FILE,
+    envvar="GPU_NODE_MIG_PAUSE_FILE",
+    metavar="FILE",
+    help=f"File of the operands to restore; it has to survive a reboot.  [default: {PAUSE_FILE}]",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0.1),
+    default=60.0,
+    metavar="SECONDS",
+    help="How long one call of NVML may take.  [default: 60]",
+)
+@click.option(
+    "--healthz",
+    default="",
+    envvar="HEALTHZ",
+    metavar="ADDRESS",
+    help="HOST:PORT of the probes /livez, /readyz and /healthz.  [default: none]",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(service_log.FORMATS),
+    default=service_log.TEXT,
+    envvar="LOG_FORMAT",
+    help="Form of the log lines on standard error.  [default: text]",
+)
+@click.pass_context
+def mig_manager(ctx: click.Context, /, *, log_format: str, **_: Any) -> None:  # noqa: ANN401
+    """Partition the GPUs of this node as the label nvidia.com/mig.config says.
+
+    The label nvidia.com/mig.config.state says how that goes: pending, rebooting, success or
+    failed. Events of the node have the reasons. SIGHUP has the config applied again.
+    """
+    service_log.start(log_format)
+    import asyncio  # noqa: PLC0415 (--help and errors do not need the service)
+
+    async def serve() -> None:
+        await service(ctx).run()
+
+    asyncio.run(serve())
+
+
+def agent_service(ctx: click.Context, _surroundings: Surroundings) -> MigManager:
+    """Return the service of the options in *ctx* for the agent; raise as `service` does."""
+    return service(ctx)
+
+
+def service(ctx: click.Context) -> MigManager:
+    """Return the service of the options in *ctx*; raise ArgumentError or ConfigError."""
+    from gpunode import mig_config  # noqa: PLC0415
+    from gpunode.api.client import connect  # noqa: PLC0415
+    from gpunode.api.mig_node import MigNode  # noqa: PLC0415
+    from gpunode.mig import commands, host_state, operands  # noqa: PLC0415
+    from gpunode.mig.host import Host  # noqa: PLC0415
+    from gpunode.mig.host_services import HostServices  # noqa: PLC0415
+    from gpunode.mig.manager import Manager, Options  # noqa: PLC0415
+    from gpunode.services.mig_manager import MigManager, Signals  # noqa: PLC0415
+
+    values = ctx.params
+    if not values["node_name"]:
+        raise ArgumentError(
+            "the name of the node is empty", "set NODE_NAME from spec.nodeName of the pod"
+        )
+    if not _NODE_NAME.match(values["node_name"]):
+        raise ArgumentError(
+            f'--node-name is "{values["node_name"]}", not the name of a node',
+            'use a name of "kubectl get nodes"',
+        )
+    pods_timeout_s = settings.duration(values["pods_timeout"])
+    if pods_timeout_s is None or pods_timeout_s < 0:
+        raise ArgumentError(
+            f'--pods-timeout is "{values["pods_timeout"]}", not a duration',
+            "use 5m, for example",
+        )
+    # Errors of the files end the command now; later they are those of one change.
+    mig_config.read(values["config_file"])
+    commands.HookFile(values["hooks_file"], {})
+    root = values["host_root_mount"]
+    services = None
+    if values["stops_services"]:
+        if not values["gpu_clients_file"]:
+            raise ArgumentError(
+                "the services to stop are not named", "name their file: --gpu-clients-file"
+            )
+        services = HostServices(values["gpu_clients_file"], root)
+    driver_root = values["driver_root"]
+
+    def reboot() -> None:
+        command = ["reboot"] if root == "/" else ["chroot", root, "reboot"]
+        commands.run("the reboot", command)
+
+    options = Options(
+        values["config_file"],
+        values["pause_file"],
+        values["hooks_file"],
+        {**operands.OPERANDS, **dict(map(operands.parse, values["more_operands"]))},
+        services,
+        pods_timeout_s,
+        reboot if values["with_reboot"] else None,
+        lambda: host_state.renew(driver_root, root),
+        _boot_id(),
+    )
+    client = connect(values["kubeconfig"])
+    node = MigNode(client, values["node_name"], values["namespace"] or client.namespace)
+    host = Host(driver_root, values["state_directory"], values["timeout"])
+
+    def make(signals: Signals) -> Manager:
+        return Manager(node, host, options, signals.stop, signals.wake)
+
+    return MigManager(node, make, healthz=values["healthz"])
+
+
+def _boot_id() -> str:
+    try:
+        with open(_BOOT_ID, encoding="ascii") as stream:
+            return stream.read().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The manager of MIG as a service: one thread follows the node's label, another watches the node.
+
+Both may block, so they do not keep the process from ending: what they have begun is on disk, and
+the next start ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gpunode.api.client import ApiServerError
+from gpunode.api.mig_node import MigNode
+from gpunode.mig.manager import CONFIG_LABEL, Manager
+from gpunode.services.healthz import Report, probe_server
+from gpunode.services.turns import Turns
+from gpuruntime.errors import bug
+
+log = logging.getLogger(__name__)
+
+_STOP_S = 4.0
+_RETRY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """What the threads wait for: the end of the service, and a change of the node."""
+
+    stop: threading.Event = field(default_factory=threading.Event)
+    wake: threading.Event = field(default_factory=threading.Event)
+
+
+class MigManager:
+    """The service; *make* returns the manager that heeds some signals."""
+
+    def __init__(
+        self, node: MigNode, make: Callable[[Signals], Manager], *, healthz: str = ""
+    ) -> None:
+        self._node = node
+        self._signals = Signals()
+        self.manager = make(self._signals)
+        self.turns = Turns()
+        self.probes = probe_server(healthz, self.report) if healthz else None
+        self._crash: Exception | None = None
+        self._watch_problem = ""
+
+    async def run(self) -> None:
+        """Serve until a signal ends the service."""
+        self.turns.take_signals()
+        if self.probes is not None:
+            await self.probes.start()
+        try:
+            await self.serve()
+        finally:
+            if self.probes is not None:
+                await self.probes.close()
+
+    async def serve(self) -> None:
+        """Serve until `turns` ends; raise GpuRuntimeError for a bug."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+        for target in (lambda: self._work(loop, ended), self._watch):
+            threading.Thread(target=target, daemon=True).start()
+        signals = asyncio.ensure_future(self._take_signals())
+        try:
+            # The future is never cancelled: the thread sets its result.
+            await asyncio.wait({ended, signals}, return_when=asyncio.FIRST_COMPLETED)
+            self._end()
+            await asyncio.wait({ended}, timeout=_STOP_S)
+        finally:
+            self._end()
+            signals.cancel()
+        if self._crash is not None:
+            raise bug(self._crash) from self._crash
+        if not ended.done():
+            log.warning("a change of MIG is cut off: the next start ends it")
+
+    async def _take_signals(self) -> None:
+        while await self.turns.next_signal():
+            self.manager.reload()
+
+    def _end(self) -> None:
+        self._signals.stop.set()
+        self._signals.wake.set()
+
+    def _work(self, loop: asyncio.AbstractEventLoop, ended: asyncio.Future[None]) -> None:
+        try:
+            self.manager.run()
+        except Exception as error:  # noqa: BLE001 (raised again by serve)
+            self._crash = error
+        # The loop may have been closed meanwhile.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(ended.set_result, None)
+
+    def _watch(self) -> None:
+        """Wake the manager when the label of the config changes; it also looks by itself."""
+        last: str | None = None
+        while not self._signals.stop.is_set():
+            try:
+                for labels in self._node.labels_of_changes():
+                    self._watch_problem = ""
+                    if labels.get(CONFIG_LABEL, "") != last:
+                        last = labels.get(CONFIG_LABEL, "")
+                        self._signals.wake.set()
+            except ApiServerError as error:
+                if self._watch_problem != error.message:
+                    log.warning("%s", error.lines())
+                self._watch_problem = error.message
+            self._signals.stop.wait(_RETRY_S)
+
+    def report(self) -> Report:
+        """Return the state of the service for probes."""
+        state = self.manager.state
+        obstacle = self.manager.obstacle
+        details = {
+            "config": self.manager.config_name,
+            "state": state.value if state else "",
+            "problem": self.manager.problem,
+            "watch": self._watch_problem or "ok",
+        }
+        return Report((obstacle,) if obstacle else (), details)
