@@ -28,7 +28,7 @@ from node.test_mig import CONFIGS
 
 from gpunode.api.client import connect
 from gpunode.api.mig_node import MigNode
-from gpunode.cli import agent
+from gpunode.cli import agent_services
 from gpunode.cli.main import root
 from gpunode.mig import commands, journal
 from gpunode.mig.host import Host
@@ -540,7 +540,8 @@ def test_the_agent_leaves_the_manager_its_own_file(tmp_path: Path) -> None:
         "config-file: plugin.yaml\ndriver-root: /d\n"
         "services: {mig-manager: {config-file: m.yaml}}\n"
     )
-    values = agent.context(agent.read(str(path)), "mig-manager").params
+    arguments = agent_services.arguments(agent_services.read(str(path)), "mig-manager")
+    values = agent_services.context("mig-manager", arguments).params
     assert (values["config_file"], values["driver_root"]) == ("m.yaml", "/d")
 
 
