@@ -54,6 +54,10 @@ class Server:
         socket.send_fds(self.socket, [json.dumps(request).encode()], streams)
         return int(self._receive())
 
+    def start_host(self, request: dict[str, Any], streams: list[int]) -> None:
+        """Start a simulated host on *streams*; it ends with its standard input."""
+        self.start(request, streams)
+
     def wait(self, deadline: float) -> int:
         """Return the status of the command that was started last; raise TimeoutError."""
         self.socket.settimeout(max(deadline - time.monotonic(), 0.01))
@@ -106,13 +110,9 @@ def run(
     The kernel ends a command that takes more than *processor_s* of processor time. Raise
     TimeoutError if the command takes longer than *timeout_s*, and end it.
     """
-    mask = os.umask(0)
-    os.umask(mask)
     request = {
+        **_request(cwd, os.environ if env is None else env),
         "words": [str(word) for word in words],
-        "cwd": str(cwd),
-        "env": dict(os.environ if env is None else env),
-        "umask": mask,
         "processor_s": processor_s,
     }
     with ExitStack() as stack:
@@ -132,7 +132,7 @@ def run(
             os.close(writing)
         deadline = time.monotonic() + timeout_s
         try:
-            output, errors = _read_all(ours, deadline)
+            output, errors = read_all(ours, deadline)
             status = _server().wait(deadline)
         except TimeoutError:
             _server().kill(pid)
@@ -142,7 +142,23 @@ def run(
     )
 
 
-def _read_all(files: Sequence[IO[bytes]], deadline: float) -> list[bytes]:
+def start_host(options: Sequence[str], streams: Sequence[int], env: Mapping[str, str]) -> None:
+    """Start a simulated host with *options* whose commands are asked for on *streams*.
+
+    See forked_host.py. *streams* are the three standard ones; the host ends with the first.
+    """
+    request = {**_request(os.getcwd(), env), "host": list(options)}
+    _server().start_host(request, list(streams))
+
+
+def _request(cwd: str | Path, env: Mapping[str, str]) -> dict[str, Any]:
+    """Return what each request says of the process that makes it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return {"cwd": str(cwd), "env": dict(env), "umask": mask}
+
+
+def read_all(files: Sequence[IO[bytes]], deadline: float) -> list[bytes]:
     """Return all bytes of each of *files*, which are written to at once; raise TimeoutError."""
     parts: dict[int, list[bytes]] = {file.fileno(): [] for file in files}
     with selectors.DefaultSelector() as selector:
@@ -167,23 +183,31 @@ def _import_all() -> None:
         importlib.import_module(module.name)
 
 
-def _serve(connection: socket.socket) -> None:
-    """Fork for each request; return in the fork, as the process of the command."""
+def _serve(connection: socket.socket) -> dict[str, Any]:
+    """Fork for each request; return the request in the fork, as the process that it asks for."""
+    hosts: set[int] = set()
     while True:
         data, streams, _, _ = socket.recv_fds(connection, _MAX_REQUEST, 3)
+        hosts -= {pid for pid in hosts if os.waitpid(pid, os.WNOHANG)[0]}
         if not data:
             sys.exit()
-        request = json.loads(data)
+        request: dict[str, Any] = json.loads(data)
+        is_host = "host" in request
+        if is_host:
+            importlib.import_module("forked_host")
         pid = os.fork()
         if pid == 0:
             connection.close()
             _become(request, streams)
-            return
+            return request
         for stream in streams:
             os.close(stream)
         connection.send(str(pid).encode())
-        _, status = os.waitpid(pid, 0)
-        connection.send(str(os.waitstatus_to_exitcode(status)).encode())
+        if is_host:
+            hosts.add(pid)
+        else:
+            _, status = os.waitpid(pid, 0)
+            connection.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 
 def _become(request: dict[str, Any], streams: list[int]) -> None:
@@ -193,25 +217,35 @@ def _become(request: dict[str, Any], streams: list[int]) -> None:
         os.close(stream)
     os.chdir(request["cwd"])
     os.umask(request["umask"])
-    if request["processor_s"] is not None:
-        limit = request["processor_s"]
+    limit = request.get("processor_s")
+    if limit is not None:
         resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
     os.environ.clear()
     os.environ.update(request["env"])
-    sys.argv = ["gpuruntime", *request["words"]]
 
 
 def main() -> None:
     """Serve on the socket whose descriptor is the argument."""
-    sys.path.insert(0, str(TREE))
+    sys.path[:0] = [str(TREE)]
     _import_all()
+    # After the modules of the command line: what it needs is never one of the tests.
+    sys.path += [str(TREE / "tests"), str(TREE / "tests" / "simhost")]
     # A collection in a fork would copy all that the imports have made.
     gc.freeze()
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    request = _serve(socket.socket(fileno=int(sys.argv[1])))
+    if "host" in request:
+        _end(importlib.import_module("forked_host").run(request["host"]))
+    become_command(request["words"])
+
+
+def become_command(words: Sequence[str]) -> NoReturn:
+    """Run the command line with *words* in this process, and end it."""
+    sys.argv = ["gpuruntime", *words]
     try:
         runpy.run_module("gpuruntime", run_name="__main__", alter_sys=True)
     except SystemExit as error:
         _end(error.code)
+    _end(0)
 
 
 def _end(code: object) -> NoReturn:

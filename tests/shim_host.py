@@ -4,29 +4,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import forked_cli
+
 TREE = Path(__file__).parents[1]
-SIMHOST = TREE / "tests" / "simhost" / "simhost.py"
 LAUNCHER = str(TREE / ".venv" / "bin" / "gpu-container-runtime")
 PROGRAM = str(TREE / ".venv" / "bin" / "gpuruntime")
 DEADLINE_S = 60
-# Runs inside, for as long as its input is open: a line asks for a command, a line answers.
-SERVE = f"""
-import json, subprocess, sys
-for line in sys.stdin:
-    call = json.loads(line)
-    done = subprocess.run(
-        **call, capture_output=True, text=True, errors="surrogateescape", check=False,
-        stdin=subprocess.DEVNULL, timeout={DEADLINE_S},
-    )
-    print(json.dumps([done.returncode, done.stdout, done.stderr]), flush=True)
-"""
 RECORDER = """#!/bin/sh
 printf '%s\\n' "$@" > "$RECORD"
 """
@@ -117,16 +107,14 @@ class ShimHost:
         self.recorder.chmod(0o755)
 
     def __enter__(self) -> Self:
-        self._process = subprocess.Popen(
-            [
-                *(sys.executable, str(SIMHOST), "run", *self._options),
-                *("--", sys.executable, "-c", SERVE),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+        theirs, self._requests = os.pipe()
+        self._results, results = os.pipe()
+        forked_cli.start_host(
+            self._options, (theirs, results, 2), {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
         )
+        os.close(theirs)
+        os.close(results)
+        self._lines = open(self._results, encoding="utf-8")
         return self
 
     def __exit__(
@@ -135,16 +123,16 @@ class ShimHost:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._process.communicate(timeout=DEADLINE_S)
+        os.close(self._requests)
+        # The end of the host's processes; what they print is not for anybody.
+        forked_cli.read_all([self._lines.buffer], time.monotonic() + DEADLINE_S)
+        self._lines.close()
 
     def run(self, *arguments: str, **environment: str) -> Done:
         """Run a command on the host, with $SIMHOST_CONF and *environment*."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        words = ["env", *(f"{name}={value}" for name, value in environment.items()), *arguments]
-        self._process.stdin.write(json.dumps({"args": words}) + "\n")
-        self._process.stdin.flush()
-        return Done(*json.loads(self._process.stdout.readline()))
+        words = [*(f"{name}={value}" for name, value in environment.items()), *arguments]
+        os.write(self._requests, f"{json.dumps(words)}\n".encode())
+        return Done(*json.loads(self._lines.readline()))
 
     def shell(self, script: str) -> str:
         """Run a script that succeeds, and return what it prints."""

@@ -14,6 +14,7 @@ import argparse
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import artefacts
@@ -26,8 +27,11 @@ import supervisor
 from artefacts import SimhostError
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command line and return the exit status of the command run."""
+def main(arguments: list[str] | None = None, program: Callable[[], int] | None = None) -> int:
+    """Run the command line and return the exit status of the command run.
+
+    *program* is called in place of the command, in its process.
+    """
     options = _parser().parse_args(arguments)
     try:
         if options.action == "fakeproc":
@@ -36,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
             else:
                 fakeproc.add(options.bundle)
             return 0
-        return run(options)
+        return run(options, program)
     except SimhostError as error:
         print(f"simhost: {error}", file=sys.stderr)
         return 1
@@ -133,10 +137,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, program: Callable[[], int] | None = None) -> int:
     """Run the command on the host that *options* describe and return its exit status.
 
-    A command ended by signal N gives 128 + N, one that is not found 127.
+    *program* is called in place of the command. A command ended by signal N gives 128 + N, one
+    that is not found 127.
     """
     if os.geteuid() != 0:
         raise SimhostError("the simulated host needs root", "run it with sudo")
@@ -176,7 +181,7 @@ def run(options: argparse.Namespace) -> int:
             "SIMHOST_CONF": str(inside.conf),
         }
 
-    return supervisor.run(options.command, enter, cgroups.SIMHOST)
+    return supervisor.run(program or options.command, enter, cgroups.SIMHOST)
 
 
 def _real_version(root: Path) -> str:

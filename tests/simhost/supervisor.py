@@ -29,9 +29,11 @@ FORWARDED = frozenset(
 WAITED = FORWARDED | {signal.SIGCHLD}
 # Enters the other namespaces, given the groups; returns changes of the command's environment.
 Enter = Callable[[list[cgroups.Hierarchy]], Mapping[str, str]]
+# Its words, or what is called in its process.
+Command = list[str] | Callable[[], int]
 
 
-def run(command: list[str], enter: Enter, prefix: str) -> int:
+def run(command: Command, enter: Enter, prefix: str) -> int:
     """Run *command* where *enter* leads process 1 of a PID namespace; return its exit status.
 
     Its cgroups are called *prefix* and a number. A command ended by signal N gives 128 + N, one
@@ -87,7 +89,7 @@ def _start_remover(groups: list[cgroups.Hierarchy], life: int, held: int) -> int
 
 
 def _first_process(
-    command: list[str], enter: Enter, groups: list[cgroups.Hierarchy], mask: set[int]
+    command: Command, enter: Enter, groups: list[cgroups.Hierarchy], mask: set[int]
 ) -> NoReturn:
     """Be process 1: enter the namespaces, run *command*, end with its status."""
     try:
@@ -106,16 +108,31 @@ def _first_process(
     os._exit(status)
 
 
-def _become(command: list[str], changed: Mapping[str, str], mask: set[int]) -> NoReturn:
+def _become(command: Command, changed: Mapping[str, str], mask: set[int]) -> NoReturn:
     # The interpreter ignores these two for itself.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    if callable(command):
+        _call(command, changed)
     try:
         os.execvpe(command[0], command, {**os.environ, **changed})
     except OSError as error:
         print(f'simhost: "{command[0]}": {error.strerror}', file=sys.stderr)
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def _call(command: Callable[[], int], changed: Mapping[str, str]) -> NoReturn:
+    """Call *command* and end with its status."""
+    status = 1
+    try:
+        os.environ.update(changed)
+        status = command()
+    except BaseException:  # noqa: BLE001 (nobody is there to catch it)
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
 
 
 def _wait_for(child: int) -> int:
