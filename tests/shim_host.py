@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated host on which a test calls the runtime; the low-level runtime records its call."""
+"""Simulated hosts on which a test runs commands, such as the runtime.
+
+The low-level runtime records its call.
+"""
 
 from __future__ import annotations
 
@@ -95,16 +98,11 @@ class Call:
         return [record["msg"] for record in self.records if record["level"] == level]
 
 
-class ShimHost:
-    """A simulated host with *options*, whose bundles and logs are below *place*."""
+class Host:
+    """A simulated host with *options*."""
 
-    def __init__(self, place: Path, *options: str) -> None:
-        self.place = place
+    def __init__(self, *options: str) -> None:
         self._options = options
-        self._calls = 0
-        self.recorder = place / "runtime"
-        self.recorder.write_text(RECORDER)
-        self.recorder.chmod(0o755)
 
     def __enter__(self) -> Self:
         theirs, self._requests = os.pipe()
@@ -139,6 +137,18 @@ class ShimHost:
         done = self.run("sh", "-euc", script)
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+
+class ShimHost(Host):
+    """A simulated host with *options*, whose bundles and logs are below *place*."""
+
+    def __init__(self, place: Path, *options: str) -> None:
+        super().__init__(*options)
+        self.place = place
+        self._calls = 0
+        self.recorder = place / "runtime"
+        self.recorder.write_text(RECORDER)
+        self.recorder.chmod(0o755)
 
     def write_config(self, config: dict[str, Any]) -> Path:
         """Return a config file with these values by key; the recorder is the runtime."""

@@ -13,7 +13,6 @@ import re
 import shutil
 import struct
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,12 @@ import driver_roots
 import platform_roots
 import pytest
 from driver_roots import OTHER, VERSION
+from shim_host import Done, Host
 
 from gpuruntime.discover.search_paths import native_abi
 from gpuruntime.formats import ldcache_merge
 
 TREE = Path(__file__).parents[2]
-SIMHOST = TREE / "tests" / "simhost" / "simhost.py"
 PROGRAM = f"'{TREE}/.venv/bin/gpuruntime' cdi"
 LIBRARIES = f"/usr/lib/{platform.machine()}-linux-gnu"
 SPEC = "/run/cdi/nvidia.yaml"
@@ -51,26 +50,19 @@ def observed(line: str) -> None:
     print("observed:", re.sub(r"/[^ \"]*/test_b\d+_[^/ \"]*", "/test", line).strip())
 
 
-def on_host(script: str, *options: str) -> subprocess.CompletedProcess[str]:
+def on_host(script: str, *options: str) -> Done:
     """Run *script* on a simulated host with *options*.
 
     In it, $GENERATE generates, $REFRESH refreshes SPEC, and $INJECT injects.
     """
     hook = "--hook-path /usr/bin/gpu-cdi-hook"
-    return subprocess.run(
-        [sys.executable, str(SIMHOST), "run", *options, "--", "sh", "-uc", PLACE_NVML + script],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        stdin=subprocess.DEVNULL,
-        env={
-            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
-            "GENERATE": f"{PROGRAM} generate {hook}",
-            "REFRESH": f"{PROGRAM} refresh {hook} --output {SPEC}",
-            "INJECT": f"{PROGRAM} inject --spec-dir /run/cdi",
-        },
-    )
+    with Host(*options) as host:
+        return host.run(
+            *("sh", "-uc", PLACE_NVML + script),
+            GENERATE=f"{PROGRAM} generate {hook}",
+            REFRESH=f"{PROGRAM} refresh {hook} --output {SPEC}",
+            INJECT=f"{PROGRAM} inject --spec-dir /run/cdi",
+        )
 
 
 def generated(script: str, *options: str) -> tuple[dict[str, Any], list[str]]:

@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from shim_host import Host
 
 from gpuruntime import __version__
 
 TREE = Path(__file__).parents[2]
-SIMHOST = TREE / "tests" / "simhost" / "simhost.py"
 
 pytestmark = pytest.mark.system()
 
@@ -33,20 +33,15 @@ def printed(
         *("list --mig-config all", "configure --device=1 --device=3 --compute --pid=1 /x"),
     )
     script = "\n".join(
-        f'"{program}" {command} >/run/out 2>/run/err; echo "$?"; cat /run/out; echo ==; '
-        "cat /run/err; echo ===="
+        f'"{program}" {command} >/run/out 2>/run/err && echo 0 || echo "$?"; '
+        "cat /run/out; echo ==; cat /run/err; echo ===="
         for command in commands
     )
     options = ("--gpus", "2", "--feature", "imex")
-    done = subprocess.run(
-        [sys.executable, SIMHOST, "run", *options, "--", "sh", "-c", script],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+    with Host(*options) as host:
+        output = host.shell(script)
     found = {}
-    for command, text in zip(commands, done.stdout.split("====\n"), strict=False):
+    for command, text in zip(commands, output.split("====\n"), strict=False):
         status, _, rest = text.partition("\n")
         out, _, err = rest.partition("==\n")
         found[command] = subprocess.CompletedProcess([command], int(status), out, err)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shim_host import Host
 
 TREE = Path(__file__).parents[2]
 SIMHOST = TREE / "tests" / "simhost" / "simhost.py"
@@ -49,16 +50,8 @@ pytestmark = pytest.mark.system("true")
 
 def on_host(script: str, *options: str) -> str:
     """Return what *script*, in which $FIND finds, prints on a simulated host with *options*."""
-    done = subprocess.run(
-        [sys.executable, str(SIMHOST), "run", *options, "--", "sh", "-uc", script],
-        capture_output=True,
-        text=True,
-        errors="surrogateescape",
-        check=False,
-        timeout=60,
-        stdin=subprocess.DEVNULL,
-        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PY": sys.executable, "FIND": FIND},
-    )
+    with Host(*options) as host:
+        done = host.run("sh", "-uc", script, PY=sys.executable, FIND=FIND)
     assert done.stderr == ""
     assert done.returncode == 0
     return done.stdout

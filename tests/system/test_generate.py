@@ -8,20 +8,20 @@ import json
 import os
 import platform
 import re
-import subprocess
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from shim_host import Done, ShimHost
+from shim_host import PROGRAM, Done, Host
 
 from cdi import document, yamlio
 
 TREE = Path(__file__).parents[2]
-SIMHOST = TREE / "tests" / "simhost" / "simhost.py"
-GENERATE = f"'{TREE}/.venv/bin/gpuruntime' cdi generate --hook-path /usr/bin/gpu-cdi-hook"
+WORDS = ("cdi", "generate", "--hook-path", "/usr/bin/gpu-cdi-hook")
+GENERATE = f"'{PROGRAM}' {' '.join(WORDS)}"
 GOLDEN = TREE / "tests" / "data" / "oci" / "generated-550.yaml"
 LIBRARIES = f"/usr/lib/{platform.machine()}-linux-gnu"
 REAL_ROOTS = ("535", "550")
@@ -31,40 +31,34 @@ pytestmark = pytest.mark.system
 
 def on_host(script: str, *options: str) -> Done:
     """Run *script*, in which $GENERATE generates, on a fresh simulated host with *options*."""
-    done = subprocess.run(
-        [sys.executable, str(SIMHOST), "run", *options, "--", "sh", "-uc", script],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        stdin=subprocess.DEVNULL,
-        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "GENERATE": GENERATE},
-    )
-    return Done(done.returncode, done.stdout, done.stderr)
+    with Host(*options) as host:
+        return host.run("sh", "-uc", script, GENERATE=GENERATE)
 
 
 class Hosts:
     """Simulated hosts by their options, for scripts that change nothing on them."""
 
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        self.running: dict[tuple[str, ...], ShimHost] = {}
+    def __init__(self) -> None:
+        self.running: dict[tuple[str, ...], Host] = {}
         self.stack = contextlib.ExitStack()
+
+    def of(self, *options: str) -> Host:
+        """Return the host with *options*."""
+        if options not in self.running:
+            self.running[options] = self.stack.enter_context(Host(*options))
+        return self.running[options]
 
     def run(self, script: str, *options: str) -> Done:
         """Run *script*, in which $GENERATE generates, on the host with *options*."""
-        if options not in self.running:
-            self.running[options] = self.stack.enter_context(ShimHost(self.place, *options))
-        return self.running[options].run("sh", "-uc", script, GENERATE=GENERATE)
+        return self.of(*options).run("sh", "-uc", script, GENERATE=GENERATE)
 
 
-HOSTS = Hosts(Path())
+HOSTS = Hosts()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def hosts() -> Iterator[None]:
     """Have HOSTS until the last test."""
-    HOSTS.place = tmp_path_factory.mktemp("hosts")
     with HOSTS.stack:
         yield
     HOSTS.running.clear()
@@ -75,6 +69,8 @@ SUMMARY = r"[0-9]+ GPUs?, [0-9]+ MIG devices?, [0-9]+ files?; required and missi
 
 def ran(arguments: str, prepare: str, *options: str) -> Done:
     """Generate with *arguments*: on a host of its own if *prepare* changes it."""
+    if prepare == ":" and "$" not in arguments:
+        return HOSTS.of(*options).run(PROGRAM, *WORDS, *shlex.split(arguments))
     script = f'{prepare}; eval "$GENERATE {arguments}"'
     return HOSTS.run(script, *options) if prepare == ":" else on_host(script, *options)
 
