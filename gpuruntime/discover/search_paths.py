@@ -9,7 +9,7 @@ import posixpath
 import re
 
 from gpuruntime.discover.root import Directory, DriverRoot, normal
-from gpuruntime.errors import LdcacheError
+from gpuruntime.errors import DiscoveryError, LdcacheError
 from gpuruntime.formats import ldcache_merge
 
 TYPE_CHECKING = False
@@ -148,6 +148,22 @@ def _cached(root: DriverRoot) -> list[str]:
         host_paths = [os.fsdecode(path[path.index(b"/") :]) for path in paths]
         return [posixpath.dirname(path) for path in host_paths]
     return [posixpath.dirname(row[1]) for row in entries]
+
+
+def cache_fault(root: DriverRoot) -> str:
+    """Return why the loader cache of *root* cannot be used, "" if it can or there is none."""
+    path = "/etc/ld.so.cache"
+    try:
+        if root.file(path) is None:
+            return ""
+        data = root.content(path, MAX_CACHE_BYTES)
+    except DiscoveryError as error:
+        return error.message
+    try:
+        ldcache_merge.parse(data)
+    except LdcacheError as error:
+        return f'"{root.host_path(path)}": {error.message}'
+    return ""
 
 
 def is_drivers(name: str) -> bool:

@@ -116,6 +116,9 @@ def _no_driver(
     message = (
         f'no "{NVML_NAME}" below the driver root "{root.path}"; directories searched: {searched}'
     )
+    fault = search_paths.cache_fault(root)
+    if fault:
+        message += f"; {fault}"
     for path in elsewhere:
         other = _other_root(root, path)
         if other is not None and _nvmls(search_paths.libraries(other, (), native), native)[0]:

@@ -38,6 +38,8 @@ from gpuruntime.cli.checks import run, toolkits
 from gpuruntime.cli.checks.check_table import CHECKS
 from gpuruntime.cli.checks.examined_machine import ExaminedMachine
 from gpuruntime.cli.checks.finding import Finding, Note, ok
+from gpuruntime.discover.user_space import DriverRoot, find_nvml
+from gpuruntime.errors import DriverError
 
 pytestmark = pytest.mark.system("mknod")
 
@@ -950,6 +952,30 @@ def test_a_loader_cache_of_before(host: Host) -> None:
     host.cache(("libcuda.so.1", "/opt/old/libcuda.so.1", "x86-64"))
     (finding,) = found(host, "loader-cache")
     assert (finding.status, finding.action) == ("warn", 'run "ldconfig"')
+
+
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [
+        (lambda path: path.write_bytes(b""), "not a file that the loader would accept"),
+        (lambda path: os.truncate(path, 100 << 20), "File too large"),
+        (lambda path: path.unlink() or path.symlink_to(path.name), "Too many levels"),
+        (lambda path: path.unlink() or path.mkdir(), "is a directory"),
+    ],
+)
+def test_a_loader_cache_that_cannot_be_used(
+    host: Host, damage: Callable[[Path], object], what: str
+) -> None:
+    """It is not the same as none; libraries that only the cache names are missed because of it."""
+    host.cache()
+    damage(host.at("/etc/ld.so.cache"))
+    (finding,) = found(host, "loader-cache")
+    assert (finding.status, finding.action) == ("warn", 'run "ldconfig"')
+    assert what in finding.what
+    host.without(LIBRARIES)
+    root = DriverRoot(str(host.path))
+    with pytest.raises(DriverError, match=re.escape(what)):
+        find_nvml(root, elsewhere=())
 
 
 def with_switch(host: Host) -> None:

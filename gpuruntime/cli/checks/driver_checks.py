@@ -14,7 +14,7 @@ from gpuruntime.cli.checks.examined_machine import ExaminedMachine, RootCandidat
 from gpuruntime.cli.checks.finding import Note, fail, ok, warn
 from gpuruntime.discover import distributions, nvml, search_paths, user_space, user_space_version
 from gpuruntime.discover.root import Directory, DriverRoot
-from gpuruntime.errors import GpuRuntimeError, LdcacheError
+from gpuruntime.errors import GpuRuntimeError
 from gpuruntime.formats import driver_version, ldcache_merge
 from gpuruntime.model import SMI
 
@@ -177,16 +177,16 @@ def loader_cache(machine: ExaminedMachine) -> Iterator[Note]:
     """Check whether the loader cache of the driver root lists the installed libraries."""
     candidate = machine.driver_root()
     root = candidate.open()
+    update = 'run "ldconfig"' if candidate.path == "/" else f'run "ldconfig -r {candidate.path}"'
+    fault = search_paths.cache_fault(root) if root else ""
+    if fault:
+        yield warn(fault, update)
+        return
     data = root.read("/etc/ld.so.cache", search_paths.MAX_CACHE_BYTES) if root else None
-    if root is None or not data:
+    if root is None or data is None:
         yield ok("no loader cache: the loader's directories are searched")
         return
-    update = 'run "ldconfig"' if candidate.path == "/" else f'run "ldconfig -r {candidate.path}"'
-    try:
-        rows = ldcache_merge.parse(data)
-    except LdcacheError as error:
-        yield warn(f'"/etc/ld.so.cache" cannot be read: {error.message}', update)
-        return
+    rows = ldcache_merge.parse(data)
     paths = [row[1] for row in rows if row[0] in (search_paths.CUDA_NAME, search_paths.NVML_NAME)]
     missing = [path for path in paths if root.locate(path) is None]
     if missing:
