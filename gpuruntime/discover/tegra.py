@@ -85,7 +85,8 @@ def discover(
             "load the kernel modules of the GPU, or correct the dev entries",
         )
     mounts = _Mounts(root, options, sentences)
-    for entry in entries:
+    # Directories first: what is mounted in one has no symlinks of its own.
+    for entry in sorted(entries, key=lambda entry: entry.kind != csv_files.DIRECTORY_TREE):
         if entry.kind != csv_files.DEVICE:
             mounts.add(entry)
     mounts.add_release()
@@ -223,6 +224,8 @@ class _Mounts:
         self._sentences = sentences
         self.libraries: dict[str, Library] = {}
         self.files: dict[str, File] = {}
+        # Container path of each mounted directory → its capability.
+        self._directories: dict[str, str] = {}
 
     def add(self, entry: csv_files.Entry) -> None:
         """Add what *entry* lists, or a sentence with the reason why not."""
@@ -272,12 +275,16 @@ class _Mounts:
             raise DiscoveryError("the root directory cannot be mounted into a container")
         real = root.trusted_directory(path)
         self._file(root, path, real, (), capability)
+        self._directories[path] = min(capability, self._directories.get(path, capability))
 
     def _linked(self, root: DriverRoot, path: str, capability: str) -> None:
         """Add the file or directory that *path* leads to, and each symlink on the way."""
-        end, links = _chain(root, path)
+        end, chain = _chain(root, path)
+        links = [
+            link for link in chain if not self._is_mounted(link.partition("::")[2], capability)
+        ]
         if root.directory(end) is not None:
-            if not links:
+            if not chain:
                 raise DiscoveryError(f'"{root.host_path(path)}" is a directory')
             self._file(root, end, root.trusted_directory(end), links, capability)
             return
@@ -304,17 +311,34 @@ class _Mounts:
         if not soname or root.locate(f"{directory}/{soname}") not in (real, None):
             # Another file has that name: the loader finds this one by its own.
             soname = name
-        previous = self.libraries.get(real)
         plain = soname.partition(".so")[0] + ".so"
+        has_plain = plain != soname and root.is_link(f"{directory}/{plain}")
+        if self._is_mounted(directory, capability):
+            # It cannot be written to in a container: its symlinks are those that it has.
+            if root.link_target(f"{directory}/{soname}") != name:
+                soname = name
+            has_plain = root.link_target(f"{directory}/{plain}") == soname
+        previous = self.libraries.get(real)
         self.libraries[real] = Library(
             host_path=root.host_path(real),
             container_path=real,
             soname=soname,
             abi=abi,
             capability=_wider(previous, capability),
-            dev_link=plain if plain != soname and root.is_link(f"{directory}/{plain}") else "",
+            dev_link=plain if has_plain else "",
             links=_joined(previous, links),
         )
+
+    def _is_mounted(self, path: str, capability: str) -> bool:
+        """Return whether *path* is a mounted directory of containers with *capability*, or in one.
+
+        A container with an entry of any capability has the directories without one.
+        """
+        while path != "/":
+            if self._directories.get(path) in ("", capability):
+                return True
+            path = posixpath.dirname(path)
+        return False
 
     def _file(
         self, root: DriverRoot, path: str, real: str, links: Sequence[str], capability: str

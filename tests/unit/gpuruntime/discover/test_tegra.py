@@ -18,6 +18,7 @@ from gpuruntime.discover import csv_files, fingerprint, inventory
 from gpuruntime.discover.tegra import CsvOptions
 from gpuruntime.errors import DiscoveryError
 from gpuruntime.model import ALL_CSV, Inventory
+from gpuruntime.plan import gpu_edits
 from gpuruntime.snapshots import inventory_json
 
 
@@ -93,6 +94,34 @@ def test_entries_are_mounted_and_linked(tmp_path: Path) -> None:
     assert all(host == f"{tmp_path}{path}" for path, host in mounts(result).items())
     assert links(result) == {
         "tegra/libcuda.so::/usr/lib/aarch64-linux-gnu/libcuda.so",
+        f"libcuda.so.1::{TEGRA}/libcuda.so",
+        f"libcuda.so.1.1::{TEGRA}/libcuda.so.1",
+        "tegra234/nvhost.fw::/usr/lib/firmware/tegra.fw",
+    }
+
+
+def test_a_mounted_directory_has_its_own_symlinks(tmp_path: Path) -> None:
+    """No link is made in it or at its place: it is read-only, and a container would not start."""
+    tree = platform_roots.tegra(tmp_path)
+    for name, soname in (("libone.so.1.5", "libone.so.1"), ("libtwo.so.1.5", "libtwo.so.1")):
+        tree.file(f"{TEGRA}/weston/{name}", elf(soname, (), "aarch64"))
+    tree.link(f"{TEGRA}/weston/libone.so.1", "libone.so.1.5")
+    tree.link(f"{TEGRA}/weston/libone.so", f"{TEGRA}/weston/libone.so.1")
+    tree.link(f"{TEGRA}/weston/absolute.so", f"{TEGRA}/weston/libone.so")
+    tree.link(f"{TEGRA}/place", "weston")
+    tree.file(
+        f"{CSV}/drivers.csv",
+        f"lib, {TEGRA}/weston/lib*.so.*\nsym, {TEGRA}/weston/absolute.so\nsym, {TEGRA}/place\n"
+        f"sym, {TEGRA}/libcuda.so\ndir, {TEGRA}/place\ndir, {TEGRA}/weston\n",
+    )
+    result = discover(tree)
+    assert result.driver.problems == (
+        f'"{tmp_path}{CSV}/devices.csv" line 4: no device node "/dev/nvidiactl"',
+    )
+    assert {f"{TEGRA}/weston", f"{TEGRA}/place"} <= set(mounts(result))
+    assert set(gpu_edits.links(result.driver)) == {
+        # The same as the directory has; the loader cache names the library by it.
+        f"libone.so.1.5::{TEGRA}/weston/libone.so.1",
         f"libcuda.so.1::{TEGRA}/libcuda.so",
         f"libcuda.so.1.1::{TEGRA}/libcuda.so.1",
         "tegra234/nvhost.fw::/usr/lib/firmware/tegra.fw",
