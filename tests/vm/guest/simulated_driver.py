@@ -90,9 +90,14 @@ def load() -> None:
     )
     kernelside.write_pci_devices(machine, STATE / "pci")
     modules = STATE / "module"
-    for name in os.listdir("/sys/module"):
-        (modules / name).mkdir(parents=True)
-        mount(Path("/sys/module") / name, modules / name)
+    modules.mkdir()
+    for path in Path("/sys/module").iterdir():
+        # Newer kernels have a file there, "compression".
+        if path.is_dir():
+            (modules / path.name).mkdir()
+        else:
+            (modules / path.name).touch()
+        mount(path, modules / path.name)
     for name in MODULES:
         (modules / name).mkdir()
     (modules / "nvidia" / "version").write_text(f"{machine.version}\n")
