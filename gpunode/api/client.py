@@ -19,6 +19,8 @@ _DEADLINE_S = 10.0
 _FORBIDDEN, _NOT_FOUND, _GONE = 403, 404, 410
 _LABEL_HINT = "give the service account the rights of deploy/base/feature-discovery"
 NODE_HINT = "let the service account get and watch nodes"
+# The API server asks for seconds; a proxy before it may ask for anything.
+_MOST_RETRY_AFTER_S, _DIGITS = 300, 7
 
 
 class ApiServerError(GpuRuntimeError):
@@ -26,10 +28,16 @@ class ApiServerError(GpuRuntimeError):
 
     phase = "kubernetes"
 
-    def __init__(self, message: str, hint: str | None = None, status: int = 0) -> None:
-        """*status* is that of HTTP, 0 without an answer."""
+    def __init__(
+        self, message: str, hint: str | None = None, status: int = 0, retry_after_s: float = 0.0
+    ) -> None:
+        """*status* is that of HTTP, 0 without an answer.
+
+        *retry_after_s* is the time that the server wants to have until the next request.
+        """
         super().__init__(message, hint)
         self.status = status
+        self.retry_after_s = retry_after_s
 
 
 class GoneError(ApiServerError):
@@ -92,10 +100,24 @@ def request(what: str, rights: str = _LABEL_HINT) -> Iterator[None]:
         status = error.status.code or 0
         hint = hints.get(status, "look at the log of the API server")
         kind = GoneError if status == _GONE else ApiServerError
-        raise kind(f"cannot {what}: {error.status.message}", hint, status) from error
+        message = f"cannot {what}: {error.status.message}"
+        raise kind(message, hint, status, _retry_after(error)) from error
+    except httpx2.HTTPStatusError as error:
+        # With a body that is not a Status, such as those of an overloaded server and of proxies.
+        status = error.response.status_code
+        message = f"cannot {what}: the API server answers with the HTTP status {status}"
+        hint = "look at the log of the API server, and of proxies before it"
+        raise ApiServerError(message, hint, status, _retry_after(error)) from error
     except (httpx2.HTTPError, OSError, ValueError) as error:
         # ValueError: what answers is not an API server.
         raise ApiServerError(
             f"cannot {what}: {str(error) or type(error).__name__}",
             "check that the API server can be reached from here",
         ) from error
+
+
+def _retry_after(error: httpx2.HTTPStatusError) -> float:
+    """Return the seconds until the server wants the next request, 0 if it does not say."""
+    text = error.response.headers.get("Retry-After", "")
+    is_number = text.isascii() and text.isdecimal() and len(text) < _DIGITS
+    return float(min(int(text), _MOST_RETRY_AFTER_S)) if is_number else 0.0

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 
 from lightkube import AsyncClient
@@ -11,9 +12,10 @@ from lightkube.resources.core_v1 import Node
 
 from gpunode.api import client as api
 
-# The API server ends a watch after this time; one that is silent for longer is dead.
+# The API server ends a watch after this time to twice of it, so that watches that began together
+# do not end together. One that is silent for longer is dead.
 _WATCH_S = 300
-_SILENCE_S = 330.0
+_SILENCE_S = 2 * _WATCH_S + 30.0
 # Between two watches, should the server end them at once.
 _PAUSE_S = 1.0
 
@@ -33,7 +35,7 @@ async def label_values(client: AsyncClient, name: str, label: str) -> AsyncItera
             Node,
             fields={"metadata.name": name},
             resource_version=version,
-            server_timeout=_WATCH_S,
+            server_timeout=round(_WATCH_S * (1 + random.random())),  # noqa: S311 (no secret)
         )
         watch = aiter(events)
         while True:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from gpunode import labels, machine
 from gpunode.config.effective import Config
 from gpunode.config.sharing import DEFAULT_DOMAIN, SharingKind
 from gpunode.model import DriverState, Update
+from gpunode.services.back_off import BackOff
 from gpunode.services.healthz import Report, probe_server
 from gpunode.services.observation import Watch, watcher
 from gpunode.services.spec_files import roots
@@ -26,8 +28,9 @@ from gpuruntime.errors import ConfigError, DriverError, GpuRuntimeError
 
 log = logging.getLogger(__name__)
 
+# Delays after a request that failed.
+_FIRST_S, _MOST_S = 10.0, 600.0
 _STRATEGIES = {SharingKind.TIME_SLICING: labels.TIME_SLICING, SharingKind.MPS: labels.MPS}
-_RETRY_S = 30.0
 
 
 class Publisher(Protocol):
@@ -60,6 +63,7 @@ class FeatureDiscovery:
         watch: Watch = watcher,
         read_machine: Callable[[], labels.Machine] = machine.read,
         clock: Callable[[], float] = time.monotonic,
+        back_off: BackOff | None = None,
     ) -> None:
         self.load = load
         self.config = load()
@@ -68,6 +72,7 @@ class FeatureDiscovery:
         self.watch = watch
         self.read_machine = read_machine
         self.clock = clock
+        self.back_off = back_off or BackOff(_FIRST_S, _MOST_S, draw=random.random)
         self.turns = Turns()
         self.probes = probe_server(healthz, self.report) if healthz else None
         self.problem = ""
@@ -75,6 +80,7 @@ class FeatureDiscovery:
         self._timestamp = int(time.time())
         self._published: dict[str, str] | None = None
         self._next = 0.0
+        self._retry_at = 0.0
         self._status = ""
 
     async def run(self) -> None:
@@ -105,7 +111,7 @@ class FeatureDiscovery:
     def _timeout(self) -> float | None:
         """Return the seconds until the labels are derived again, None if that needs a cause."""
         if self.problem:
-            return _RETRY_S
+            return max(self._retry_at - self.clock(), 0.0)
         interval = self.options.interval_s
         return None if interval is None else max(self._next - self.clock(), 0.0)
 
@@ -135,6 +141,8 @@ class FeatureDiscovery:
             self._next = self.clock() + self.options.interval_s
         if current == self._published and not self.problem:
             return
+        if self.problem and self.clock() < self._retry_at:
+            return
         try:
             for publisher in self.publishers:
                 await asyncio.to_thread(publisher.publish, current)
@@ -144,8 +152,11 @@ class FeatureDiscovery:
             if self.problem != str(error):
                 log.error("%s", error.lines())
             self.problem = str(error)
+            requested_s = getattr(error, "retry_after_s", 0.0)
+            self._retry_at = self.clock() + requested_s + self.back_off.delay(0.0)
             return
         self.problem = ""
+        self.back_off.reset()
         self._published = current
         log.info("published %d labels", len(current))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -44,7 +45,7 @@ class _Member:
     service: Service | None = None
     problem: str = "it has not been started yet"
     restarts: int = 0
-    back_off: BackOff = field(default_factory=BackOff)
+    back_off: BackOff = field(default_factory=lambda: BackOff(draw=random.random))
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -84,6 +85,7 @@ class ServiceGroup:
     async def _keep(self, name: str, member: _Member) -> None:
         while not self._stop.is_set():
             start = self.clock()
+            requested_s = 0.0
             member.wake.clear()
             try:
                 if member.service is None:
@@ -97,6 +99,7 @@ class ServiceGroup:
                 continue
             except GpuRuntimeError as error:
                 problem, lines = str(error), error.lines()
+                requested_s = getattr(error, "retry_after_s", 0.0)
             except Exception as error:  # noqa: BLE001 (of one service; the others go on)
                 problem, lines = str(bug(error)), bug(error).lines()
             member.service = None
@@ -106,7 +109,8 @@ class ServiceGroup:
                 log.error("%s: %s", name, lines)
             member.problem = problem
             member.restarts += 1
-            await self._pause(member, member.back_off.delay(self.clock() - start))
+            delay_s = member.back_off.delay(self.clock() - start)
+            await self._pause(member, requested_s + delay_s)
 
     async def _pause(self, member: _Member, seconds: float | None) -> None:
         try:

@@ -23,13 +23,17 @@ current-context: x
 
 
 class FakeApiServer:
-    """The objects by path; *requests* are the methods, paths and bodies of all requests."""
+    """The objects by path; *requests* are the methods, paths and bodies of all requests.
+
+    The method of a watch is WATCH. With *ends_watches* one ends before its first event.
+    """
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self.objects = dict(objects)
         self._changed = threading.Condition()
         self._is_closing = False
         self.requests: list[tuple[str, str, str]] = []
+        self.ends_watches = False
         server = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -51,14 +55,20 @@ class FakeApiServer:
                 missing = {"kind": "Status", "message": f"{path} not found", "code": 404}
                 text = json.dumps(document or missing).encode()
                 self.send_response(code)
-                self.send_header("Content-Type", "application/json")
+                kind = (document or {}).get("type", "application/json")
+                self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(text)))
+                if document and "retryAfter" in document:
+                    self.send_header("Retry-After", document["retryAfter"])
                 self.end_headers()
                 self.wfile.write(text)
 
             def _stream(self, path: str) -> None:
+                server.requests.append(("WATCH", self.path, ""))
                 self.send_response(200)
                 self.end_headers()
+                if server.ends_watches:
+                    return
                 (seen,) = parse_qs(urlsplit(self.path).query)["resourceVersion"]
                 with server._changed:
                     while not server._is_closing:
