@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the API server has of this node: its units, and its devices of DRA."""
+"""What the API server has of this node: its units, its devices of DRA, and RuntimeClasses."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from lightkube import Client
 from lightkube.generic_resource import create_global_resource
 from lightkube.resources.core_v1 import Node
+from lightkube.resources.node_v1 import RuntimeClass
 
 from gpunode.api import client as api
 from gpunode.validation.cluster_checks import NodeUnits
@@ -51,6 +52,16 @@ class NodeView:
                 return {}
             raise
         return counts
+
+    def runtime_classes(self) -> Mapping[str, str]:
+        """Return the handlers of the RuntimeClasses by name; raise ApiServerError."""
+        client = self._connected()
+        with api.request("list the RuntimeClasses"):
+            return {
+                item.metadata.name: item.handler
+                for item in client.list(RuntimeClass)
+                if item.metadata is not None and item.metadata.name is not None
+            }
 
     def _connected(self) -> Client:
         if self._client is None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gpunode.config.effective import Config
@@ -25,14 +25,18 @@ from gpunode.validation.delivery_checks import Plan
 from gpunode.validation.ready_files import ReadyFileError, ReadyFiles
 from gpuruntime.cli.checks import run as check_runner
 from gpuruntime.cli.checks.examined_machine import ExaminedMachine
-from gpuruntime.cli.checks.finding import FAIL, Finding
+from gpuruntime.cli.checks.finding import FAIL, Finding, Note
 from gpuruntime.cli.checks.run import Check
 
 DRIVER, TOOLKIT, CUDA, PLUGIN = "driver", "toolkit", "cuda", "plugin"
-DELIVERY, DRA = "delivery", "dra"
-COMPONENTS = (DRIVER, TOOLKIT, CUDA, DELIVERY, PLUGIN, DRA, *node_checks.FEATURES)
-# Those that ask the API server about the node.
-OF_CLUSTER = (PLUGIN, DRA)
+DELIVERY, DRA, RUNTIME_CLASS = "delivery", "dra", "runtime-class"
+COMPONENTS = (
+    *(DRIVER, TOOLKIT, CUDA, DELIVERY, PLUGIN, DRA, RUNTIME_CLASS),
+    *node_checks.FEATURES,
+)
+# Those that ask the API server, and those of them that every node has.
+OF_CLUSTER = (PLUGIN, DRA, RUNTIME_CLASS)
+_USUAL_OF_CLUSTER = (PLUGIN, DRA)
 # More than the deadlines within the checks, so that their own messages are printed.
 _DEADLINE_S = 110.0
 
@@ -40,7 +44,7 @@ _DEADLINE_S = 110.0
 def default_components(*, has_node: bool) -> tuple[str, ...]:
     """Return the components that every node has; *has_node*: the name of the node is set."""
     components = (DRIVER, TOOLKIT, CUDA, DELIVERY)
-    return (*components, *OF_CLUSTER) if has_node else components
+    return (*components, *_USUAL_OF_CLUSTER) if has_node else components
 
 
 def checks_of(names: Sequence[str], cluster: Cluster | None, config: Config) -> dict[str, Check]:
@@ -59,7 +63,17 @@ def checks_of(names: Sequence[str], cluster: Cluster | None, config: Config) -> 
     if cluster is not None:
         table[PLUGIN] = lambda _: cluster_checks.plugin(cluster)
         table[DRA] = lambda machine: cluster_checks.dra(cluster, _engine(machine, config))
+        table[RUNTIME_CLASS] = lambda machine: _runtime_class(machine, cluster)
     return {name: table[name] for name in names}
+
+
+def _runtime_class(machine: ExaminedMachine, cluster: Cluster) -> Iterator[Note]:
+    """Check the RuntimeClasses against the engine that a kubelet uses."""
+    engine = container_checks.kubernetes_engine(machine)
+    if engine is None:
+        return cluster_checks.runtime_class(cluster, "", (), "")
+    names = container_checks.names_of_gpu_runtimes(engine)
+    return cluster_checks.runtime_class(cluster, engine.name, names, engine.default)
 
 
 class Validation:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,6 +11,8 @@ from gpunode.engine import Engine
 from gpunode.pod_devices import DOMAIN, DRA_DRIVER
 from gpuruntime.cli.checks.finding import Note, fail, ok
 
+# Names of runtimes for GPUs.
+_HANDLERS = ("gpuruntime", "nvidia")
 _KINDS = (f"{DOMAIN}gpu", f"{DOMAIN}mig-")
 
 
@@ -23,7 +25,7 @@ class NodeUnits:
 
 
 class Cluster(Protocol):
-    """What the checks ask the API server about this node; both raise GpuRuntimeError."""
+    """What the checks ask the API server about this node; all raise GpuRuntimeError."""
 
     def units(self) -> NodeUnits:
         """Return the units of the node."""
@@ -31,6 +33,10 @@ class Cluster(Protocol):
 
     def dra_devices(self) -> Mapping[str, int]:
         """Return the number of devices in the node's ResourceSlices, by DRA driver."""
+        ...
+
+    def runtime_classes(self) -> Mapping[str, str]:
+        """Return the handlers of the cluster's RuntimeClasses, by name."""
         ...
 
 
@@ -87,3 +93,39 @@ def dra(cluster: Cluster, engine: Engine | None) -> Iterator[Note]:
         yield ok(f"the DRA driver offers {devices} device(s)")
     else:
         yield ok("no DRA driver offers the GPUs of this node")
+
+
+def runtime_class(
+    cluster: Cluster, engine: str, runtimes: Collection[str], default: str
+) -> Iterator[Note]:
+    """Check whether pods can name a runtime for GPUs.
+
+    *runtimes* are the names of those in the config of *engine*, and *default* is the name of its
+    default runtime.
+    """
+    if not runtimes:
+        yield fail(
+            f"no runtime for GPUs is in the config of {engine or 'an engine'}",
+            "run gpu-node install on this node",
+        )
+        return
+    classes = cluster.runtime_classes()
+    usable = sorted(name for name, handler in classes.items() if handler in runtimes)
+    ours = min(runtimes)
+    gone = {name: handler for name, handler in classes.items() if handler.startswith(_HANDLERS)}
+    if usable:
+        yield ok(f'pods get the runtime "{classes[usable[0]]}" by "runtimeClassName: {usable[0]}"')
+    elif default in runtimes:
+        yield ok(f'the default runtime of {engine} is "{default}"; no RuntimeClass is needed')
+    elif gone:
+        name, handler = min(gone.items())
+        yield fail(
+            f'the handler of the RuntimeClass "{name}" is "{handler}", and the runtime of '
+            f'{engine} is "{ours}": pods of that class do not start on this node',
+            f"run gpu-node install --runtime-name {handler} on this node",
+        )
+    else:
+        yield fail(
+            f'no RuntimeClass has the handler "{ours}": pods cannot name the runtime',
+            "run kubectl apply -f deploy/base/common/runtime-class.yaml",
+        )

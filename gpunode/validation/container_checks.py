@@ -17,6 +17,7 @@ from typing import Any
 from gpunode.engine import GPU_RUNTIMES
 from gpunode.validation.trial import TrialError
 from gpuruntime.cli.checks import engine_files
+from gpuruntime.cli.checks.engine_files import Engine
 from gpuruntime.cli.checks.examined_machine import ExaminedMachine
 from gpuruntime.cli.checks.finding import Note, fail, ok
 
@@ -33,7 +34,8 @@ _CUDA_ERRORS = {
     803: ("libcuda is not of the version of the loaded driver", _DOCTOR),
 }
 # Engines that a kubelet uses come first.
-_ORDER = ("containerd", "crio", "k3s", "rke2", "k0s", "microk8s", "docker", "podman")
+_OF_KUBELET = ("containerd", "crio", "k3s", "rke2", "k0s", "microk8s")
+_ORDER = (*_OF_KUBELET, "docker", "podman")
 
 
 def toolkit(machine: ExaminedMachine) -> Iterator[Note]:
@@ -78,10 +80,9 @@ def gpu_runtime(machine: ExaminedMachine) -> tuple[str, str]:
 
     Raises TrialError if no engine has one, or its program is missing.
     """
-    engines = engine_files.installed_engines(machine)
-    rank = {name: number for number, name in enumerate(_ORDER)}
+    engines = _ordered_engines(machine)
     missing = ""
-    for engine in sorted(engines, key=lambda engine: rank.get(engine.name, len(rank))):
+    for engine in engines:
         ours = engine_files.our_runtimes(machine, engine)
         runtimes = {**engine.generated, **engine.runtimes}
         named = [path for path in runtimes.values() if _is_gpu_runtime(path)]
@@ -98,6 +99,25 @@ def gpu_runtime(machine: ExaminedMachine) -> tuple[str, str]:
         f"{problem}: {_NEEDS}",
         'run "gpuruntime runtime configure --runtime=containerd", with the name of your engine',
     )
+
+
+def kubernetes_engine(machine: ExaminedMachine) -> Engine | None:
+    """Return the engine of *machine* that a kubelet can use, None if there is none."""
+    engines = [engine for engine in _ordered_engines(machine) if engine.name in _OF_KUBELET]
+    return engines[0] if engines else None
+
+
+def names_of_gpu_runtimes(engine: Engine) -> list[str]:
+    """Return the names of the runtimes for GPUs in the config of *engine*."""
+    runtimes = {**engine.generated, **engine.runtimes}
+    return [name for name, path in runtimes.items() if _is_gpu_runtime(path)]
+
+
+def _ordered_engines(machine: ExaminedMachine) -> list[Engine]:
+    """Return the engines of *machine*, those that a kubelet uses first."""
+    rank = {name: number for number, name in enumerate(_ORDER)}
+    engines = engine_files.installed_engines(machine)
+    return sorted(engines, key=lambda engine: rank.get(engine.name, len(rank)))
 
 
 def _is_gpu_runtime(path: str) -> bool:

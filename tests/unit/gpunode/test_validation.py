@@ -42,9 +42,11 @@ class SetCluster:
         capacity: Mapping[str, str] | None = None,
         allocatable: Mapping[str, str] | None = None,
         dra: int = 0,
+        classes: Mapping[str, str] | None = None,
     ) -> None:
         self._units = NodeUnits(capacity or allocatable or {}, allocatable or {})
         self._dra = dra
+        self._classes = classes or {}
 
     def units(self) -> NodeUnits:
         """Return the amounts."""
@@ -53,6 +55,10 @@ class SetCluster:
     def dra_devices(self) -> Mapping[str, int]:
         """Return the devices of our driver and another's."""
         return {"gpu.nvidia.com": self._dra, "net.example.com": 3}
+
+    def runtime_classes(self) -> Mapping[str, str]:
+        """Return the RuntimeClasses."""
+        return self._classes
 
 
 def tree(root: Path, files: Mapping[str, str]) -> ExaminedMachine:
@@ -86,6 +92,42 @@ def test_plugin(
     assert finding.status == status
     assert sentence in finding.what
     assert bool(finding.action) == (status == "fail")
+
+
+@pytest.mark.parametrize(
+    ("classes", "runtimes", "default", "status", "sentence", "action"),
+    [
+        ({"gpu": "gpuruntime"}, ["gpuruntime"], "runc", "ok", "runtimeClassName: gpu", ""),
+        ({}, ["gpuruntime"], "gpuruntime", "ok", "no RuntimeClass is needed", ""),
+        ({}, ["gpuruntime"], "runc", "fail", "no RuntimeClass has the handler", "kubectl apply"),
+        ({"gvisor": "runsc"}, ["gpuruntime"], "runc", "fail", "no RuntimeClass has", "kubectl"),
+        (
+            {"nvidia": "nvidia"},
+            ["gpuruntime"],
+            "runc",
+            "fail",
+            '"nvidia" is "nvidia"',
+            "-name nvi",
+        ),
+        ({"gpu": "gpuruntime"}, [], "runc", "fail", "no runtime for GPUs", "gpu-node install"),
+    ],
+)
+def test_runtime_class(
+    classes: dict[str, str],
+    runtimes: list[str],
+    default: str,
+    status: str,
+    sentence: str,
+    action: str,
+) -> None:
+    """A class with the handler of the engine's runtime for GPUs, or that as the default."""
+    notes = cluster_checks.runtime_class(
+        SetCluster(classes=classes), "containerd", runtimes, default
+    )
+    finding = combine("runtime-class", notes)
+    assert finding.status == status
+    assert sentence in finding.what
+    assert action in finding.action
 
 
 @pytest.mark.parametrize(
