@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -49,6 +50,19 @@ def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="SECONDS",
             help="How long a restarted engine may take to answer.  [default: 60]",
         ),
+        click.option(
+            "--socket",
+            default="",
+            envvar=["RUNTIME_SOCKET", "CONTAINERD_SOCKET", "DOCKER_SOCKET"],
+            metavar="PATH",
+            help="The engine's socket, as a path of the host.  [default: the usual one]",
+        ),
+        click.option(
+            "--stay",
+            is_flag=True,
+            envvar="GPU_NODE_STAY",
+            help="Wait for SIGTERM afterwards, as a container of a DaemonSet must.",
+        ),
     )
     for option in reversed(options):
         command = option(command)
@@ -77,7 +91,7 @@ def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--config",
     default="",
-    envvar="RUNTIME_CONFIG",
+    envvar=["RUNTIME_CONFIG", "CONTAINERD_CONFIG"],
     metavar="FILE",
     help="The engine's config file, as a path of the host.  [default: the usual one]",
 )
@@ -85,7 +99,7 @@ def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
     "--runtime-name",
     "name",
     default="gpuruntime",
-    envvar="NVIDIA_RUNTIME_NAME",
+    envvar=["NVIDIA_RUNTIME_NAME", "CONTAINERD_RUNTIME_CLASS", "DOCKER_RUNTIME_NAME"],
     metavar="NAME",
     help="Name of the runtime in the engine, the handler of the RuntimeClass.  "
     "[default: gpuruntime]",
@@ -94,7 +108,11 @@ def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
     "--set-as-default",
     "is_default",
     is_flag=True,
-    envvar="NVIDIA_RUNTIME_SET_AS_DEFAULT",
+    envvar=[
+        "NVIDIA_RUNTIME_SET_AS_DEFAULT",
+        "CONTAINERD_SET_AS_DEFAULT",
+        "DOCKER_SET_AS_DEFAULT",
+    ],
     help="Make it the default runtime.",
 )
 @click.option(
@@ -110,6 +128,8 @@ def install(
     install_dir: str,
     restart_mode: str,
     restart_timeout: float,
+    socket: str,
+    stay: bool,
     bundle_path: str,
     **values: Any,  # noqa: ANN401 (by the option)
 ) -> None:
@@ -119,23 +139,46 @@ def install(
     containers. A call that was killed is finished by the next one.
     """
     options = Options(**values, top=_directory(install_dir))
+    end = _deferred_signals() if stay else ()
     tree = bundle.open_tree(bundle_path)
     installer.enter(host_root)
-    installer.install(tree, options, Restarter(restart_mode, restart_timeout), _say)
+    restarter = Restarter(restart_mode, restart_timeout, socket)
+    installer.install(tree, options, restarter, _say)
+    if end:
+        signal.sigwait(end)
 
 
 @click.command()
 @_shared
 def uninstall(
-    *, host_root: str, install_dir: str, restart_mode: str, restart_timeout: float
+    *,
+    host_root: str,
+    install_dir: str,
+    restart_mode: str,
+    restart_timeout: float,
+    socket: str,
+    stay: bool,
 ) -> None:
     """Restore the engine's config files on a host, and remove our OCI runtime.
 
     Containers that run are not ended. New containers of the runtime cannot start.
     """
     options = Options(top=_directory(install_dir))
+    end = _deferred_signals() if stay else ()
     installer.enter(host_root)
-    installer.uninstall(options, Restarter(restart_mode, restart_timeout), _say)
+    installer.uninstall(options, Restarter(restart_mode, restart_timeout, socket), _say)
+    if end:
+        signal.sigwait(end)
+
+
+def _deferred_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals that end a container, which from now on arrive by `sigwait` only.
+
+    The first process of a container gets no signal without that, and what was begun is finished.
+    """
+    signals = (signal.SIGTERM, signal.SIGINT)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    return signals
 
 
 def _directory(path: str) -> str:

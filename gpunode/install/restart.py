@@ -44,10 +44,14 @@ _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True, slots=True)
 class Restarter:
-    """How an engine is restarted: the *mode*, and the seconds that it may take to answer again."""
+    """How an engine is restarted: the *mode*, and the seconds that it may take to answer again.
+
+    *socket* is that of the engine, "" for the usual one.
+    """
 
     mode: str
     deadline_s: float = 60.0
+    socket: str = ""
 
     def check(self, engine: str) -> None:
         """Raise InstallError if the mode does not suit *engine*; nothing is done."""
@@ -65,11 +69,11 @@ class Restarter:
         if self.mode == SYSTEMD:
             _by_systemd(engine)
         else:
-            _by_signal(SOCKETS[engine])
+            _by_signal(self.socket or SOCKETS[engine])
         self._wait(engine)
 
     def _wait(self, engine: str) -> None:
-        path = SOCKETS[engine]
+        path = self.socket or SOCKETS[engine]
         end = time.monotonic() + self.deadline_s
         while not _answers(path):
             if time.monotonic() > end:
@@ -103,7 +107,8 @@ def _systemctl(verb: str, unit: str) -> subprocess.CompletedProcess[bytes]:
             capture_output=True,
             check=False,
             timeout=_COMMAND_DEADLINE_S,
-            env={"PATH": _PATH},
+            # In a pod systemctl would take the host's root for a chroot, and do nothing.
+            env={"PATH": _PATH, "SYSTEMD_IGNORE_CHROOT": "1"},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise InstallError(

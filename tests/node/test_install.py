@@ -15,7 +15,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from node.install_host import RUNTIME, SYSTEMCTL, TOP, gpu_node, make_bundle, make_host, tree_of
+from node.install_host import (
+    GPU_NODE,
+    RUNTIME,
+    SYSTEMCTL,
+    TOP,
+    gpu_node,
+    make_bundle,
+    make_host,
+    tree_of,
+)
 
 from gpunode.install import bundle, installer
 from gpunode.install.errors import InstallError
@@ -297,7 +306,12 @@ def test_an_engine_that_does_not_come_back_is_reported(work: Path, systemctl: Pa
     assert 'docker does not answer at "/run/docker.sock"' in process.stderr
 
 
-def test_a_signal_goes_to_the_process_behind_the_socket(work: Path) -> None:
+@pytest.mark.parametrize(
+    ("path", "options"), [("run/docker.sock", ()), ("run/other", ("--socket=/run/other",))]
+)
+def test_a_signal_goes_to_the_process_behind_the_socket(
+    work: Path, path: str, options: tuple[str, ...]
+) -> None:
     """It is found by the socket, since names of processes prove nothing."""
     root = make_host(work / "host", DOCKER)
     program = (
@@ -308,15 +322,29 @@ def test_a_signal_goes_to_the_process_behind_the_socket(work: Path) -> None:
         "server.bind(sys.argv[1]); server.listen(9); print(flush=True)\n"
         "time.sleep(60)\n"
     )
-    words = [sys.executable, "-c", program, str(root / "run/docker.sock"), str(work / "signalled")]
+    words = [sys.executable, "-c", program, str(root / path), str(work / "signalled")]
     with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
         try:
-            done(root, "install", "--restart-mode=signal", f"--bundle={make_bundle(work / 'b')}")
+            source = f"--bundle={make_bundle(work / 'b')}"
+            done(root, "install", "--restart-mode=signal", source, *options)
             assert (work / "signalled").exists()
         finally:
             process.kill()
+
+
+def test_a_container_stays_until_its_signal(work: Path) -> None:
+    """And ends without an error then, as a DaemonSet that is deleted must."""
+    root = make_host(work / "host", {})
+    words = [str(GPU_NODE), "uninstall", f"--host-root={root}", "--stay"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "nothing is installed" in process.stderr.readline()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+        process.terminate()
+        assert process.wait(10) == 0
 
 
 # ---- calls that are killed ----

@@ -46,7 +46,12 @@ RIGHTS: dict[str, dict[str, set[str]]] = {
         },
     },
     "overlays/time-slicing": {**NOTHING, **LABELS},
+    "overlays/install": {**NOTHING, **LABELS, "installer": set()},
+    "overlays/uninstall": {"uninstaller": set()},
 }
+# What changes files of the host: its pods exist before the runtime does, or after it.
+INSTALLERS = {"installer", "uninstaller"}
+OF_INSTALLER = {"root", "host /", "CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SYS_CHROOT"}
 # Service → what its container has beyond the level "restricted" of PodSecurity.
 EXTRAS = {
     "device-plugin": {
@@ -57,6 +62,7 @@ EXTRAS = {
     },
     "exporter": {"root", "KILL", "SETGID", "SETUID", "host /var/lib/kubelet/pod-resources"},
     "feature-discovery": set(),
+    **dict.fromkeys(INSTALLERS, OF_INSTALLER),
 }
 WRITABLE = {"/var/lib/kubelet/device-plugins", "/var/run/cdi", "/tmp"}
 # Keys of the config file that the manifests set otherwise, or that belong to one overlay.
@@ -105,6 +111,11 @@ def pods(folder: str) -> Iterator[tuple[str, Object]]:
         yield document["metadata"]["name"], document["spec"]["template"]["spec"]
 
 
+def containers(spec: Object) -> list[Object]:
+    """Return the containers of a pod, with those that run before."""
+    return [*spec.get("initContainers", ()), *spec["containers"]]
+
+
 def rights(folder: str) -> dict[str, set[str]]:
     """Return what each account of *folder* may do."""
     roles = {
@@ -131,20 +142,21 @@ def rights(folder: str) -> dict[str, set[str]]:
 
 
 def extras(spec: Object) -> set[str]:
-    """Return what the container of a pod has beyond the level "restricted" of PodSecurity."""
-    (container,) = spec["containers"]
-    security = container["securityContext"]
-    assert security["allowPrivilegeEscalation"] is False
-    assert security["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert security["capabilities"]["drop"] == ["ALL"]
-    result = set(security["capabilities"].get("add", ()))
-    if not security.get("runAsNonRoot"):
-        result.add("root")
+    """Return what the containers of a pod have beyond the level "restricted" of PodSecurity."""
+    result = set()
+    for container in containers(spec):
+        security = container["securityContext"]
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert security["capabilities"]["drop"] == ["ALL"]
+        result |= {*security["capabilities"].get("add", ()), *({"privileged"} & security.keys())}
+        if not security.get("runAsNonRoot"):
+            result.add("root")
     result |= {
         f"host {volume['hostPath']['path']}" for volume in spec["volumes"] if "hostPath" in volume
     }
     shared = {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
-    return result | shared | {"privileged"} & security.keys()
+    return result | shared
 
 
 @needs_kubectl
@@ -171,7 +183,9 @@ def test_what_pods_refer_to_exists(folder: str) -> None:
         template = document["spec"]["template"]
         spec = template["spec"]
         assert ("ServiceAccount", spec["serviceAccountName"]) in names
-        assert ("RuntimeClass", spec["runtimeClassName"]) in names
+        is_installer = document["metadata"]["name"] in INSTALLERS
+        assert is_installer == ("runtimeClassName" not in spec)
+        assert is_installer or ("RuntimeClass", spec["runtimeClassName"]) in names
         assert template["metadata"]["labels"].items() >= (
             document["spec"]["selector"]["matchLabels"].items()
         )
@@ -179,11 +193,11 @@ def test_what_pods_refer_to_exists(folder: str) -> None:
         for volume in volumes.values():
             if "configMap" in volume:
                 assert ("ConfigMap", volume["configMap"]["name"]) in names
-        (container,) = spec["containers"]
-        assert {mount["name"] for mount in container["volumeMounts"]} == set(volumes)
-        ports = {port["name"] for port in container["ports"]}
-        for probe in ("livenessProbe", "readinessProbe"):
-            assert container[probe]["httpGet"]["port"] in ports
+        for container in containers(spec):
+            assert {mount["name"] for mount in container["volumeMounts"]} == set(volumes)
+            ports = {port["name"] for port in container.get("ports", ())}
+            for probe in () if is_installer else ("livenessProbe", "readinessProbe"):
+                assert container[probe]["httpGet"]["port"] in ports
         assert document["spec"]["updateStrategy"]["rollingUpdate"] == {"maxUnavailable": "10%"}
 
 
@@ -231,7 +245,7 @@ def test_pods_write_only_where_they_must() -> None:
 @pytest.mark.parametrize("folder", WHOLE)
 def test_every_image_is_ours_in_this_version(folder: str) -> None:
     """An overlay replaces name and tag by `images:`, which needs one name."""
-    images = {container["image"] for _, spec in pods(folder) for container in spec["containers"]}
+    images = {container["image"] for _, spec in pods(folder) for container in containers(spec)}
     assert images == {IMAGE}
 
 
@@ -239,9 +253,8 @@ def test_every_image_is_ours_in_this_version(folder: str) -> None:
 @pytest.mark.parametrize("folder", WHOLE)
 def test_every_command_is_one_of_gpu_node(folder: str) -> None:
     """With options that the command has."""
-    for _, spec in pods(folder):
-        (container,) = spec["containers"]
-        program, command, *options = container["command"]
+    commands = [container["command"] for _, spec in pods(folder) for container in containers(spec)]
+    for program, command, *options in commands:
         assert program == "gpu-node"
         usage = CliRunner().invoke(root, [command, "--help"]).output
         for option in options:
