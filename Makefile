@@ -21,7 +21,7 @@ SAY = @[ -n '$(QUIET)' ] || echo >&2
 
 .PHONY: help setup packages demo-packages programs needs-root demo check test test-all lint style types imports prepared compiled unit conformance perf bench fuzz races mutants record \
   test-kubernetes test-newer-engines test-switch test-vm clean protos driver-root image-packages install uninstall deb test-install \
-  bundle wheel release
+  bundle wheel image release
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
@@ -125,7 +125,7 @@ test-newer-engines: setup ## have podman, docker and containerd of newer Debian 
 	@$(BIN)/python -m pytest tests/newer_engines
 
 # KUBERNETES: a directory with k8s-up.sh and the programs of Kubernetes.
-test-kubernetes: needs-root setup ## offer GPUs to a real Kubernetes: make test-kubernetes KUBERNETES=DIR
+test-kubernetes: needs-root setup image ## offer GPUs to a real Kubernetes: make test-kubernetes KUBERNETES=DIR
 	@[ -n '$(KUBERNETES)' ] || { echo 'test-kubernetes: KUBERNETES names no directory' >&2; \
 	  echo 'hint: run: make test-kubernetes KUBERNETES=DIR' >&2; exit 1; }
 	@GPURUNTIME_TEST_REQUIRE=kubernetes $(BIN)/python -m pytest -q tests/kubernetes
@@ -214,6 +214,12 @@ bundle: ## build a tree with its own interpreter and C library, for hosts withou
 wheel: setup ## build the wheel, which has no native code, below build/wheel
 	@rm -rf build/wheel
 	@$(BIN)/python -m hatchling build -t wheel -d build/wheel >/dev/null
+
+image: wheel ## build the OCI image with gpu-node for the nodes of a cluster, below build/image
+	@PYTHON='$(PYTHON)' scripts/setup image
+	@PYTHON='$(PYTHON)' START_PYTHON='$(START_PYTHON)' CC='$(CC)' LAUNCHER_FLAGS='$(LAUNCHER_FLAGS)' \
+	  VERSION='$(OUR_VERSION)' BIN='$(BIN)' scripts/image
+	@$(BIN)/python -m pytest -qq tests/image
 
 release: setup ## build wheel, source, bundle, packages, their SBOM and checksums below build/release
 	@PYTHON='$(PYTHON)' START_PYTHON='$(START_PYTHON)' CC='$(CC)' LAUNCHER_FLAGS='$(LAUNCHER_FLAGS)' \

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Print what is in a release as a CycloneDX 1.6 document: `sbom.py DIRECTORY VERSION TIME`.
+"""Print a CycloneDX 1.6 document of a release: `sbom.py [--image] DIRECTORY VERSION TIME`.
 
 Of what it is made: the pins of requirements/node.txt, which has those of requirements/runtime.txt
 among them, with the digests of every file that a pin allows; the distribution's packages whose
 files the bundle has (`bundled-packages` in the directory, see scripts/bundle); the files
-themselves. TIME is in seconds since 1970. The same input gives the same bytes.
+themselves. With --image, what is in the image of scripts/image, whose directory has no files but
+`bundled-packages`. TIME is in seconds since 1970. The same input gives the same bytes.
 """
 
 from __future__ import annotations
@@ -85,12 +86,12 @@ def files(directory: Path) -> list[dict[str, Any]]:
     ]
 
 
-def document(directory: Path, version: str, seconds: int, distribution: str) -> dict[str, Any]:
-    """Return the document for the files in *directory*."""
+def of_release(directory: Path, version: str, distribution: str) -> dict[str, Any]:
+    """Return the components of the files in *directory*, and what each depends on."""
     pins = pinned(NODE_PINS.read_text())
     packages = packaged((directory / BUNDLED).read_text(), distribution)
     published = files(directory)
-    root = f"pkg:generic/gpuruntime@{version}"
+    root = reference(version)
     libraries = sorted(item["bom-ref"] for item in pinned(PINS.read_text()))
     node_libraries = sorted({item["bom-ref"] for item in pins} - {*libraries})
     dependencies = [{"ref": root, "dependsOn": libraries}]
@@ -101,6 +102,28 @@ def document(directory: Path, version: str, seconds: int, distribution: str) -> 
         if item["name"].startswith(NODE_PACKAGE):
             inside = node_libraries
         dependencies.append({"ref": item["bom-ref"], "dependsOn": [root, *inside]})
+    return {"components": [*pins, *packages, *published], "dependencies": dependencies}
+
+
+def of_image(directory: Path, version: str, distribution: str) -> dict[str, Any]:
+    """Return the components of an image, which needs all of them."""
+    components = [
+        *pinned(NODE_PINS.read_text()),
+        *packaged((directory / BUNDLED).read_text(), distribution),
+    ]
+    names = sorted(item["bom-ref"] for item in components)
+    dependencies = [{"ref": reference(version), "dependsOn": names}]
+    return {"components": components, "dependencies": dependencies}
+
+
+def reference(version: str) -> str:
+    """Return the name of what the document is about."""
+    return f"pkg:generic/gpuruntime@{version}"
+
+
+def document(version: str, seconds: int, parts: dict[str, Any]) -> dict[str, Any]:
+    """Return the document with *parts*: components and dependencies."""
+    root = reference(version)
     made = {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
@@ -116,8 +139,7 @@ def document(directory: Path, version: str, seconds: int, distribution: str) -> 
                 "licenses": LICENSE,
             },
         },
-        "components": [*pins, *packages, *published],
-        "dependencies": dependencies,
+        **parts,
     }
     serial = uuid.uuid5(NAMESPACE, json.dumps(made, sort_keys=True))
     return {"serialNumber": f"urn:uuid:{serial}", **made}
@@ -125,11 +147,12 @@ def document(directory: Path, version: str, seconds: int, distribution: str) -> 
 
 def main() -> None:
     """Print the document."""
-    directory, version, seconds = sys.argv[1:]
+    *options, directory, version, seconds = sys.argv[1:]
     release = Path("/etc/os-release")
     match = re.search(r"(?m)^ID=(\w+)$", release.read_text() if release.exists() else "")
-    made = document(Path(directory), version, int(seconds), match[1] if match else "linux")
-    print(json.dumps(made, indent=2))
+    describe = of_image if options == ["--image"] else of_release
+    parts = describe(Path(directory), version, match[1] if match else "linux")
+    print(json.dumps(document(version, int(seconds), parts), indent=2))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from containers import seen
+from kubernetes import images
 
 SCENARIO = Path(__file__).with_name("scenario.py")
 # A cluster that does not come up must not hold up the other tests.
@@ -16,5 +17,7 @@ TIMEOUT_S = 400
 
 @pytest.fixture(scope="session")
 def results() -> dict[str, Any]:
-    """Return what the pods, the node and the accounts have seen."""
-    return seen.play(program=SCENARIO, host=["--gpus", "4"], timeout=TIMEOUT_S)
+    """Return what the pods, the node and the accounts have seen, also with a current image."""
+    archive = images.current()
+    words = [str(archive)] if archive else []
+    return seen.play(*words, program=SCENARIO, host=["--gpus", "4"], timeout=TIMEOUT_S)

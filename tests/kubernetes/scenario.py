@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`scenario.py`: on the simulated host, offer its GPUs to a real Kubernetes and start pods.
 
-Prints one JSON object with what pods and node have seen. All files are in a tmpfs that ends with
-the host.
+With the archive of `make image` as its argument, it also takes the node through the life that
+`node_life.py` describes. Prints one JSON object with what pods and node have seen. All files are
+in a tmpfs that ends with the host.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import node_life
 from cluster import NODE, Cluster, ClusterError, daemon_set, fail, pod, until
 
 import deploy
@@ -130,12 +132,15 @@ def main() -> None:
     # The cluster makes directories in /var/lib, which is also that of other tests.
     for place in (WORK, Path("/var/lib")):
         subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "work", place], check=True)
+    layer = node_life.layer_of_opt(WORK)
     cluster = Cluster(WORK / "s", BIN / "gpu-container-runtime")
     results: dict[str, Any] = {"namespace": os.readlink("/proc/self/ns/pid")}
     try:
         with cluster.up():
             for play in (life, refused, in_pod, deploy.apply, deploy.rights, deploy.removal):
                 results[play.__name__] = play(cluster)
+            for archive in sys.argv[1:]:
+                results["deployed"] = node_life.life(cluster, layer, archive)
     except ClusterError as error:
         fail(error, [LOG, *(WORK / "s/logs" / name for name in ("kubelet.log", "apiserver.log"))])
     print(json.dumps(results))

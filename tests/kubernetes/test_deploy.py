@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from kubernetes import images
 
 # The one attempt that succeeds, of one account in a pod.
 ALLOWED = "label of ours"
@@ -19,6 +20,15 @@ POLICY = {
     "unschedulable": "nothing but labels",
 }
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.deadline(450)]
+
+
+@pytest.fixture(scope="module")
+def life(results: dict[str, Any]) -> dict[str, Any]:
+    """Return the life of the node with the image; skip without a current one."""
+    if "deployed" not in results:
+        pytest.skip(images.MISSING)
+    life: dict[str, Any] = results["deployed"]
+    return life
 
 
 def test_the_server_takes_every_folder(results: dict[str, Any]) -> None:
@@ -56,3 +66,35 @@ def test_a_token_without_a_pod_has_no_node(results: dict[str, Any]) -> None:
 def test_nothing_remains_after_the_folder_was_deleted(results: dict[str, Any]) -> None:
     """In the API server; labels of nodes are removed by a command of the documents."""
     assert results["removal"] == []
+
+
+def test_a_node_gets_everything_from_one_folder(life: dict[str, Any]) -> None:
+    """The runtime, labels, units, and a pod with one GPU that the metrics name."""
+    assert "installed version " in life["installed"]
+    assert life["node labels"]["nvidia.com/gpu.count"] == "4"
+    assert len(life["first"]) == 1
+    assert f'device="{life["first"][0].removeprefix("/dev/")}"' in "".join(
+        line for line in life["metrics"].splitlines() if 'pod="first"' in line
+    )
+
+
+def test_restarts_take_no_gpu_from_a_pod(life: dict[str, Any]) -> None:
+    """Of the engine and of the kubelet; the next pod gets another GPU."""
+    assert life["restarts"]["first"] == "Running"
+    assert len(life["restarts"]["second"]) == 1
+    assert life["restarts"]["second"] != life["first"]
+
+
+def test_an_upgrade_disturbs_no_pod(life: dict[str, Any]) -> None:
+    """The second version is in force for the next pod."""
+    upgrade = life["upgrade"]
+    assert upgrade["before"] != upgrade["after"]
+    assert upgrade["first"] == "Running"
+    assert len(upgrade["third"]) == 1
+    assert upgrade["third"] != life["first"]
+
+
+def test_the_files_of_the_node_are_as_they_were(life: dict[str, Any]) -> None:
+    """After the uninstaller, to the byte: the engine's config, and all that was created."""
+    assert "removed" in life["rest"]["log"]
+    assert life["rest"]["files"] == []
