@@ -18,6 +18,7 @@ import yaml
 from click.testing import CliRunner
 
 import gpuruntime
+from gpunode.cli import agent_services
 from gpunode.cli.main import root
 from gpunode.config import file as config_file
 
@@ -46,6 +47,7 @@ RIGHTS: dict[str, dict[str, set[str]]] = {
         },
     },
     "overlays/time-slicing": {**NOTHING, **LABELS},
+    "overlays/agent": LABELS,
     "overlays/install": {**NOTHING, **LABELS, "installer": set()},
     "overlays/uninstall": {"uninstaller": set()},
 }
@@ -62,6 +64,10 @@ EXTRAS = {
     },
     "exporter": {"root", "KILL", "SETGID", "SETUID", "host /var/lib/kubelet/pod-resources"},
     "feature-discovery": set(),
+    "agent": {
+        *("root", "KILL", "SETGID", "SETUID", "host /", "host /var/run/cdi"),
+        *(f"host /var/lib/kubelet/{name}" for name in ("device-plugins", "pod-resources")),
+    },
     **dict.fromkeys(INSTALLERS, OF_INSTALLER),
 }
 WRITABLE = {"/var/lib/kubelet/device-plugins", "/var/run/cdi", "/tmp"}
@@ -271,6 +277,20 @@ def test_the_config_can_be_used(folder: str, tmp_path: Path) -> None:
     shared = config_file.read(str(path)).get(("sharing",))
     is_shared = folder in ("overlays/mps", "overlays/time-slicing")
     assert bool(shared) == is_shared
+
+
+@needs_kubectl
+def test_the_config_of_the_agent_can_be_used(tmp_path: Path) -> None:
+    """It has the services that the DaemonSets of one service have, and their ports."""
+    configs = {item["metadata"]["name"]: item for item in of_kind("overlays/agent", "ConfigMap")}
+    path = tmp_path / "agent.yaml"
+    path.write_text(configs["gpu-node-agent"]["data"]["agent.yaml"])
+    file = agent_services.read(str(path))
+    assert set(file.get(("services",))) == {name for name, _ in pods("base")}
+    ((_, spec),) = pods("overlays/agent")
+    ports = {port["name"]: port["containerPort"] for port in spec["containers"][0]["ports"]}
+    assert file.get(("healthz",)) == f":{ports['health']}"
+    assert file.get(("services", "exporter", "listen")) == f":{ports['metrics']}"
 
 
 def keys(schema: Object, path: tuple[str, ...] = ()) -> Iterator[str]:
