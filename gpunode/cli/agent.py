@@ -71,7 +71,9 @@ def _agent(file: ConfigFile, arguments: Mapping[str, list[str]], log_format: str
     root = file.get(("driver-root",)) or "/"
     observed = watcher(roots(Config(nvidia_driver_root=root, nvidia_dev_root=root)))
     choice = choice_of(file)
-    surroundings = Surroundings(lambda _: SharedWatcher(observed), choice.load_path)
+    surroundings = Surroundings(
+        lambda _: SharedWatcher(observed), choice.load_path, holdable=observed
+    )
     contexts = {name: agent_services.context(name, texts) for name, texts in arguments.items()}
     makers = {
         name: agent_services.maker(name, ctx, surroundings)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +16,7 @@ from gpuruntime.errors import ArgumentError
 
 if TYPE_CHECKING:
     from gpunode.services.mig_manager import MigManager
+    from gpunode.services.observation import Holdable
     from gpunode.services.surroundings import Surroundings
 
 PAUSE_FILE = "/var/lib/gpu-node/mig-manager.json"
@@ -167,13 +169,16 @@ def mig_manager(ctx: click.Context, /, *, log_format: str, **_: Any) -> None:  #
     asyncio.run(serve())
 
 
-def agent_service(ctx: click.Context, _surroundings: Surroundings) -> MigManager:
+def agent_service(ctx: click.Context, surroundings: Surroundings) -> MigManager:
     """Return the service of the options in *ctx* for the agent; raise as `service` does."""
-    return service(ctx)
+    return service(ctx, surroundings.holdable)
 
 
-def service(ctx: click.Context) -> MigManager:
-    """Return the service of the options in *ctx*; raise ArgumentError or ConfigError."""
+def service(ctx: click.Context, watcher: Holdable | None = None) -> MigManager:
+    """Return the service of the options in *ctx*; raise ArgumentError or ConfigError.
+
+    *watcher* is that of the process, which is held while a MIG mode changes.
+    """
     from gpunode import mig_config  # noqa: PLC0415
     from gpunode.api.client import connect  # noqa: PLC0415
     from gpunode.api.mig_node import MigNode  # noqa: PLC0415
@@ -181,7 +186,7 @@ def service(ctx: click.Context) -> MigManager:
     from gpunode.mig.host import Host  # noqa: PLC0415
     from gpunode.mig.host_services import HostServices  # noqa: PLC0415
     from gpunode.mig.manager import Manager, Options  # noqa: PLC0415
-    from gpunode.services.mig_manager import MigManager, Signals  # noqa: PLC0415
+    from gpunode.services.mig_manager import Hold, MigManager, Signals  # noqa: PLC0415
 
     values = ctx.params
     if not values["node_name"]:
@@ -224,17 +229,17 @@ def service(ctx: click.Context) -> MigManager:
         services,
         pods_timeout_s,
         reboot if values["with_reboot"] else None,
-        lambda: host_state.renew(driver_root, root),
-        _boot_id(),
+        refresh=lambda: host_state.renew(driver_root, root),
+        boot_id=_boot_id(),
     )
     client = connect(values["kubeconfig"])
     node = MigNode(client, values["node_name"], values["namespace"] or client.namespace)
     host = Host(driver_root, values["state_directory"], values["timeout"])
 
-    def make(signals: Signals) -> Manager:
-        return Manager(node, host, options, signals.stop, signals.wake)
+    def make(signals: Signals, hold: Hold) -> Manager:
+        return Manager(node, host, replace(options, hold=hold), signals.stop, signals.wake)
 
-    return MigManager(node, make, healthz=values["healthz"])
+    return MigManager(node, make, watcher, healthz=values["healthz"])
 
 
 def _boot_id() -> str:

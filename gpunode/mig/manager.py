@@ -16,6 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -96,7 +97,8 @@ class Options:
 
     *operands* has the label `app` of the pods of each operand. *services* are stopped for a
     change, and started again. *reboot* is called where a mode needs it, None to fail instead.
-    *refresh* is called after a change. *boot_id* differs between boots.
+    Within *hold*, no process of ours calls NVML. *refresh* is called after a change. *boot_id*
+    differs between boots.
     """
 
     config_file: str
@@ -106,6 +108,7 @@ class Options:
     services: HostServices | None = None
     pods_timeout_s: float = 300.0
     reboot: Callable[[], None] | None = None
+    hold: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     refresh: Callable[[], None] = lambda: None
     boot_id: str = ""
 
@@ -248,8 +251,11 @@ class Manager:
             return False
         pause = self._pause_operands(self._load_pause() if is_paused else Pause())
         pause = self._stop_services(pause, changes_mode=changes_mode)
+        # The driver changes a mode only if nothing uses the GPU.
+        hold = self._options.hold() if changes_mode else contextlib.nullcontext()
         try:
-            is_changed = change.apply(self._host, _targets_of(config), hooks, log.warning)
+            with hold:
+                is_changed = change.apply(self._host, _targets_of(config), hooks, log.warning)
         except RebootNeededError as error:
             self._reboot(config, hooks, pause, error)
             return False

@@ -11,13 +11,15 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from gpunode.api.client import ApiServerError
 from gpunode.api.mig_node import MigNode
 from gpunode.mig.manager import CONFIG_LABEL, Manager
 from gpunode.services.healthz import Report, probe_server
+from gpunode.services.observation import Holdable
 from gpunode.services.turns import Turns
 from gpuruntime.errors import bug
 
@@ -25,6 +27,8 @@ log = logging.getLogger(__name__)
 
 _STOP_S = 4.0
 _RETRY_S = 10.0
+# More than a watcher needs, whose child may hang.
+_HOLD_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +39,28 @@ class Signals:
     wake: threading.Event = field(default_factory=threading.Event)
 
 
+Hold = Callable[[], AbstractContextManager[None]]
+
+
 class MigManager:
-    """The service; *make* returns the manager that heeds some signals."""
+    """The service; *make* returns the manager that heeds some signals, and holds the watcher.
+
+    *watcher* is that of other services in this process.
+    """
 
     def __init__(
-        self, node: MigNode, make: Callable[[Signals], Manager], *, healthz: str = ""
+        self,
+        node: MigNode,
+        make: Callable[[Signals, Hold], Manager],
+        watcher: Holdable | None = None,
+        *,
+        healthz: str = "",
     ) -> None:
         self._node = node
         self._signals = Signals()
-        self.manager = make(self._signals)
+        self._watcher = watcher
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.manager = make(self._signals, self._hold)
         self.turns = Turns()
         self.probes = probe_server(healthz, self.report) if healthz else None
         self._crash: Exception | None = None
@@ -62,7 +79,7 @@ class MigManager:
 
     async def serve(self) -> None:
         """Serve until `turns` ends; raise GpuRuntimeError for a bug."""
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
         for target in (lambda: self._work(loop, ended), self._watch):
             threading.Thread(target=target, daemon=True).start()
@@ -79,6 +96,21 @@ class MigManager:
             raise bug(self._crash) from self._crash
         if not ended.done():
             log.warning("a change of MIG is cut off: the next start ends it")
+
+    @contextlib.contextmanager
+    def _hold(self) -> Iterator[None]:
+        """Hold the watcher, from the thread of the manager."""
+        if self._watcher is None or self._loop is None:
+            yield
+            return
+        held = asyncio.run_coroutine_threadsafe(self._watcher.hold(), self._loop)
+        try:
+            held.result(_HOLD_S)
+            yield
+        finally:
+            # The loop may have been closed meanwhile.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._watcher.resume)
 
     async def _take_signals(self) -> None:
         while await self.turns.next_signal():

@@ -33,6 +33,18 @@ class Measuring(Observed, Protocol):
         ...
 
 
+class Holdable(Protocol):
+    """A watcher that can be without a process that calls NVML."""
+
+    async def hold(self) -> None:
+        """End the process."""
+        ...
+
+    def resume(self) -> None:
+        """Start it again."""
+        ...
+
+
 # Returns a watcher as a context.
 Watch = Callable[[Roots], AbstractAsyncContextManager[Observed]]
 

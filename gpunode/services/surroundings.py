@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpunode.plugin_spec import Roots
-from gpunode.services.observation import Measuring
+from gpunode.services.observation import Holdable, Measuring
 
 if TYPE_CHECKING:
     from lightkube import Client
@@ -26,9 +26,11 @@ class Surroundings:
     *watch* returns the agent's watcher as a context. *config_path* returns the path of the config
     file in force, "" for none, or raises ConfigError. A service without rights has *connections*
     to the agent, and *client*, which returns a client of the API server or raises ApiServerError.
+    *holdable* is the agent's watcher too, for a service that is root.
     """
 
     watch: Callable[[Roots], AbstractAsyncContextManager[Measuring]]
     config_path: Callable[[], str]
     connections: Mapping[str, socket.socket] = field(default_factory=dict)
     client: Callable[[], Client] | None = None
+    holdable: Holdable | None = None

@@ -55,6 +55,7 @@ class _Phase(enum.Enum):
     IDLE = "idle"
     ENDING = "ending"  # the child has said that it ends
     KILLED = "killed"
+    HELD = "held"  # without a child, until `resume`
 
 
 class Supervision:
@@ -120,6 +121,18 @@ class Supervision:
         self._wait(now)
         return None
 
+    def hold(self) -> None:
+        """Have no child started, until `resume`; the owner ends the present one."""
+        self._phase = _Phase.HELD
+        self._due = float("inf")
+
+    def resume(self, now: float, *, is_hanging: bool) -> None:
+        """Have a child started at once, beside the last one if that *is_hanging*."""
+        if self._phase is _Phase.HELD:
+            self._abandoned += is_hanging
+            self._phase = _Phase.WAITING
+            self._due = now
+
     def answered(self, now: float, answer: Answer) -> None:
         """Note *answer*, which ends the current request."""
         if self._phase is not _Phase.ASKED:
@@ -143,11 +156,15 @@ class Supervision:
 
     def broken(self, now: float, reason: str) -> Action:
         """Note that the child does not keep to the protocol; return what to do."""
+        if self._phase is _Phase.HELD:
+            return Action.KILL
         self._set_status(now, DriverState.FAILED, reason, remedies.CHECK_NVIDIA_SMI)
         return self._kill(now)
 
     def ended(self, now: float, how: str) -> None:
         """Note that the current child has ended: *how* is its status or signal."""
+        if self._phase is _Phase.HELD:
+            return
         is_steady = now - self._started >= self._settings.steady_s
         if self._phase is _Phase.ENDING:
             self._failures = 0 if is_steady else self._failures + 1

@@ -112,6 +112,26 @@ class Watcher:
         finally:
             self._streams.remove(stream)
 
+    async def hold(self) -> None:
+        """End the child, and start none until `resume`: nothing here uses the driver then.
+
+        The last state remains. Returns after a time limit though the child may wait in the driver.
+        """
+        self._supervision.hold()
+        self._advance()
+        child = self._child
+        if child is not None:
+            child.end()
+            await _wait(self._ended, self._settings.grace_s)
+            if self._child is child:
+                child.kill()
+                await _wait(self._ended, self._settings.grace_s)
+
+    def resume(self) -> None:
+        """Start a child again, which is asked at once."""
+        self._supervision.resume(self._clock(), is_hanging=self._child is not None)
+        self._advance()
+
     def request_telemetry(self) -> Telemetry | None:
         """Return the last measurements, None before the first; have them made from now on.
 

@@ -89,6 +89,11 @@ def cdi(path: Path) -> list[str]:
     return sorted(line.strip() for line in done.stdout.splitlines() if "=" in line)
 
 
+def children(pid: int) -> list[str]:
+    """Return the processes that *pid* has started."""
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
 async def facts(kubelet: FakeKubelet, bench: drivers.Bundle) -> dict[str, Any]:
     """Return what each service and a container with all devices says of the GPUs."""
     units = {
@@ -120,11 +125,13 @@ async def play(kubeconfig: Path) -> dict[str, Any]:
         try:
             await until(lambda: set(kubelet.live()) == {"nvidia.com/gpu"}, PATIENCE_S)
             await until(lambda: bool(labels()) and bool(instances()), PATIENCE_S)
+            results["watched by"] = [children(process.pid)]
             results["before"] = await facts(kubelet, bench)
             api.set(LABEL, "mixed")
             await until(lambda: api.labels.get(STATE) == "success", PATIENCE_S)
             await until(lambda: len(kubelet.live()) == 3, PATIENCE_S)
             await until(lambda: len(labels()) == 3 and any(instances()), PATIENCE_S)
+            results["watched by"].append(children(process.pid))
             results["after"] = await facts(kubelet, bench)
         finally:
             process.terminate()

@@ -557,6 +557,9 @@ def test_all_that_depends_on_mig_follows_a_change() -> None:
     """Layout, nodes, both CDI specs, the runtime's saved grants, units, labels and metrics."""
     results = seen.play(program=Path(__file__).with_name("mig_scenario.py"), host=["--gpus", "2"])
     assert results["status"] == 0
+    # The exporter is the same process; what calls NVML was away while the mode changed.
+    first, second = results["watched by"]
+    assert (len(first), len(second), len({*first, *second})) == (2, 2, 3)
     before, after = results["before"], results["after"]
     mig = [f"MIG-1{instance}000000-51d2-5e0b-9f14-0b2a3c4d5e0f" for instance in (1, 2, 3)]
     uuids = [

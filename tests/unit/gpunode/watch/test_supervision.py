@@ -245,3 +245,25 @@ def test_a_child_that_cannot_be_started_is_tried_again() -> None:
     assert owner.state is DriverState.FAILED
     owner.started()
     assert owner.now == 1001.5
+
+
+@pytest.mark.parametrize("is_hanging", [False, True])
+def test_no_child_is_started_while_it_is_held(*, is_hanging: bool) -> None:
+    """The end of the child is no fault, and the next one is started at once."""
+    owner = Owner()
+    owner.started()
+    owner.supervision.hold()
+    if not is_hanging:
+        owner.supervision.ended(owner.now, "exit status 0")
+    assert owner.supervision.due == float("inf")
+    assert owner.supervision.advance(owner.now + 1000) is None
+    assert owner.state is DriverState.READY
+    owner.now += 60
+    owner.supervision.resume(owner.now, is_hanging=is_hanging)
+    assert owner.next() is Action.START
+    assert owner.log[-1][0] == 60.5
+    for _ in range(SETTINGS.max_abandoned - 1):
+        owner.supervision.hold()
+        owner.supervision.resume(owner.now, is_hanging=is_hanging)
+    # Only so many may hang.
+    assert (owner.supervision.due == float("inf")) == is_hanging
