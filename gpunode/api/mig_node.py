@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -25,8 +25,6 @@ CONFLICT, FORBIDDEN = 409, 403
 # Events of a node are in this namespace.
 _EVENTS_NAMESPACE = "default"
 _RIGHTS = "give the service account the rights of docs/kubernetes/mig.md"
-# The server ends a watch after this time: a connection that is lost without a sign ends too.
-_WATCH_S = 240
 _MAX_MESSAGE = 1000
 _ENDED = ("Succeeded", "Failed")
 
@@ -65,16 +63,6 @@ class MigNode:
                 {"metadata": metadata},
                 patch_type=PatchType.MERGE,
             )
-
-    def labels_of_changes(self) -> Iterator[Mapping[str, str]]:
-        """Yield the labels after each change of the node, without end; raise ApiServerError."""
-        with _request(f'watch the node "{self._name}"'):
-            for _, node in self._client.watch(
-                core_v1.Node,
-                fields={"metadata.name": self._name},
-                server_timeout=_WATCH_S,
-            ):
-                yield (node.metadata or ObjectMeta()).labels or {}
 
     def pods(self, apps: Sequence[str]) -> list[str]:
         """Return the pods of *apps* on the node that have not ended; raise ApiServerError."""

@@ -15,6 +15,8 @@ from gpunode.config import settings
 from gpuruntime.errors import ArgumentError
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from gpunode.services.mig_manager import MigManager
     from gpunode.services.observation import Holdable
     from gpunode.services.surroundings import Surroundings
@@ -180,12 +182,13 @@ def service(ctx: click.Context, watcher: Holdable | None = None) -> MigManager:
     *watcher* is that of the process, which is held while a MIG mode changes.
     """
     from gpunode import mig_config  # noqa: PLC0415
-    from gpunode.api.client import connect  # noqa: PLC0415
+    from gpunode.api import node_watch  # noqa: PLC0415
+    from gpunode.api.client import connect, connect_async  # noqa: PLC0415
     from gpunode.api.mig_node import MigNode  # noqa: PLC0415
     from gpunode.mig import commands, host_state, operands  # noqa: PLC0415
     from gpunode.mig.host import Host  # noqa: PLC0415
     from gpunode.mig.host_services import HostServices  # noqa: PLC0415
-    from gpunode.mig.manager import Manager, Options  # noqa: PLC0415
+    from gpunode.mig.manager import CONFIG_LABEL, Manager, Options  # noqa: PLC0415
     from gpunode.services.mig_manager import Hold, MigManager, Signals  # noqa: PLC0415
 
     values = ctx.params
@@ -239,7 +242,11 @@ def service(ctx: click.Context, watcher: Holdable | None = None) -> MigManager:
     def make(signals: Signals, hold: Hold) -> Manager:
         return Manager(node, host, replace(options, hold=hold), signals.stop, signals.wake)
 
-    return MigManager(node, make, watcher, healthz=values["healthz"])
+    def label_values() -> AsyncIterator[str | None]:
+        client = connect_async(values["kubeconfig"])
+        return node_watch.label_values(client, values["node_name"], CONFIG_LABEL)
+
+    return MigManager(make, label_values, watcher, healthz=values["healthz"])
 
 
 def _boot_id() -> str:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The manager of MIG as a service: one thread follows the node's label, another watches the node.
+"""The manager of MIG as a service: a thread does the work, the event loop watches the node.
 
-Both may block, so they do not keep the process from ending: what they have begun is on disk, and
-the next start ends it.
+The thread may block, so it does not keep the process from ending: what it has begun is on disk,
+and the next start ends it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from gpunode.api.client import ApiServerError
-from gpunode.api.mig_node import MigNode
-from gpunode.mig.manager import CONFIG_LABEL, Manager
+from gpunode.mig.manager import Manager
 from gpunode.services.healthz import Report, probe_server
 from gpunode.services.observation import Holdable
 from gpunode.services.turns import Turns
@@ -33,7 +32,7 @@ _HOLD_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """What the threads wait for: the end of the service, and a change of the node."""
+    """What the thread waits for: the end of the service, and a change of the node."""
 
     stop: threading.Event = field(default_factory=threading.Event)
     wake: threading.Event = field(default_factory=threading.Event)
@@ -45,18 +44,19 @@ Hold = Callable[[], AbstractContextManager[None]]
 class MigManager:
     """The service; *make* returns the manager that heeds some signals, and holds the watcher.
 
-    *watcher* is that of other services in this process.
+    *values* yields the values of the label of the config. *watcher* is that of other services in
+    this process.
     """
 
     def __init__(
         self,
-        node: MigNode,
         make: Callable[[Signals, Hold], Manager],
+        values: Callable[[], AsyncIterator[str | None]],
         watcher: Holdable | None = None,
         *,
         healthz: str = "",
     ) -> None:
-        self._node = node
+        self._values = values
         self._signals = Signals()
         self._watcher = watcher
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -81,9 +81,9 @@ class MigManager:
         """Serve until `turns` ends; raise GpuRuntimeError for a bug."""
         self._loop = loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
-        for target in (lambda: self._work(loop, ended), self._watch):
-            threading.Thread(target=target, daemon=True).start()
+        threading.Thread(target=self._work, args=(loop, ended), daemon=True).start()
         signals = asyncio.ensure_future(self._take_signals())
+        watching = asyncio.ensure_future(self._watch())
         try:
             # The future is never cancelled: the thread sets its result.
             await asyncio.wait({ended, signals}, return_when=asyncio.FIRST_COMPLETED)
@@ -92,6 +92,8 @@ class MigManager:
         finally:
             self._end()
             signals.cancel()
+            watching.cancel()
+            await asyncio.gather(signals, watching, return_exceptions=True)
         if self._crash is not None:
             raise bug(self._crash) from self._crash
         if not ended.done():
@@ -129,21 +131,18 @@ class MigManager:
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(ended.set_result, None)
 
-    def _watch(self) -> None:
+    async def _watch(self) -> None:
         """Wake the manager when the label of the config changes; it also looks by itself."""
-        last: str | None = None
-        while not self._signals.stop.is_set():
+        while True:
             try:
-                for labels in self._node.labels_of_changes():
+                async for _ in self._values():
                     self._watch_problem = ""
-                    if labels.get(CONFIG_LABEL, "") != last:
-                        last = labels.get(CONFIG_LABEL, "")
-                        self._signals.wake.set()
+                    self._signals.wake.set()
             except ApiServerError as error:
                 if self._watch_problem != error.message:
                     log.warning("%s", error.lines())
                 self._watch_problem = error.message
-            self._signals.stop.wait(_RETRY_S)
+            await asyncio.sleep(_RETRY_S)
 
     def report(self) -> Report:
         """Return the state of the service for probes."""
