@@ -2,7 +2,7 @@
 """Plan the change of a GPU's MIG layout: which instances stay, are destroyed, and are created.
 
 Pure. The possible placements are those that NVML reports for the GPU: no table of models decides.
-The plan is the smallest: an instance that the wanted layout contains stays where it is, and an
+The plan is the smallest: an instance that the requested layout contains stays where it is, and an
 instance in use is never part of a step.
 """
 
@@ -17,11 +17,11 @@ from gpuruntime.errors import RequestError
 
 
 class LayoutError(RequestError):
-    """The wanted layout cannot be made on this GPU."""
+    """The requested layout cannot be made on this GPU."""
 
 
 class PlaceInUseError(LayoutError):
-    """The wanted layout needs the place of instances in use."""
+    """The requested layout needs the place of instances in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ class GpuInstance:
 
 
 @dataclass(frozen=True, slots=True)
-class WantedInstance:
-    """A GPU instance of the wanted layout, with the slices of each of its compute instances."""
+class RequestedInstance:
+    """A GPU instance of the requested layout, with the slices of each of its compute instances."""
 
     profile: str
     compute_slices: tuple[int, ...]
@@ -116,7 +116,7 @@ Step = DestroyComputeInstance | DestroyGpuInstance | CreateGpuInstance | CreateC
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The steps from the present layout to the wanted one, in order.
+    """The steps from the present layout to the requested one, in order.
 
     *staying* are the ids of the GPU instances that no step destroys.
     """
@@ -128,28 +128,29 @@ class Plan:
 def plan(
     profiles: Mapping[str, GpuProfile],
     present: Sequence[GpuInstance],
-    wanted: Sequence[WantedInstance],
+    requested: Sequence[RequestedInstance],
 ) -> Plan:
-    """Return the smallest plan that changes the layout *present* to *wanted*.
+    """Return the smallest plan that changes the layout *present* to *requested*.
 
     *profiles* are those of the GPU, by name. Raises LayoutError if the GPU lacks a profile, if the
     instances do not fit, or if an instance in use would have to be destroyed.
     """
-    _check_profiles(profiles, wanted)
-    if not _fits_empty(profiles, wanted):
+    _check_profiles(profiles, requested)
+    if not _fits_empty(profiles, requested):
         raise LayoutError(
-            f"the instances {describe(wanted)} do not fit on the GPU together",
-            f"use fewer instances; these fit together: {_largest_part(profiles, wanted)}",
+            f"the instances {describe(requested)} do not fit on the GPU together",
+            f"use fewer instances; these fit together: {_largest_part(profiles, requested)}",
         )
     best: Plan | None = None
-    for matches in _matches(present, wanted):
-        steps = _steps(profiles, present, wanted, matches)
+    for matches in _matches(present, requested):
+        steps = _steps(profiles, present, requested, matches)
         if steps is not None and (best is None or _cost(steps) < _cost(best.steps)):
             best = Plan(steps, tuple(present[index].id for index in matches))
     if best is None:
         busy = [instance for instance in present if instance.holders]
         raise PlaceInUseError(
-            f"the layout {describe(wanted)} needs the place of instances in use: {_in_use(busy)}",
+            f"the layout {describe(requested)} needs the place of instances in use: "
+            f"{_in_use(busy)}",
             "end what uses them, then apply the layout again",
         )
     return best
@@ -161,14 +162,16 @@ def nearest(profiles: Mapping[str, GpuProfile], name: str) -> str:
     return min(profiles.values(), key=lambda one: (abs(one.slices - slices), one.name)).name
 
 
-def describe(wanted: Sequence[WantedInstance]) -> str:
-    """Return *wanted* in words: `2 x 1g.5gb, 1 x 3g.20gb`."""
-    counts = Counter(instance.profile for instance in wanted)
+def describe(requested: Sequence[RequestedInstance]) -> str:
+    """Return *requested* in words: `2 x 1g.5gb, 1 x 3g.20gb`."""
+    counts = Counter(instance.profile for instance in requested)
     return ", ".join(f"{count} x {name}" for name, count in sorted(counts.items()))
 
 
-def _check_profiles(profiles: Mapping[str, GpuProfile], wanted: Sequence[WantedInstance]) -> None:
-    for instance in wanted:
+def _check_profiles(
+    profiles: Mapping[str, GpuProfile], requested: Sequence[RequestedInstance]
+) -> None:
+    for instance in requested:
         if instance.profile not in profiles:
             hint = (
                 f"the nearest profile of this GPU is {nearest(profiles, instance.profile)}"
@@ -185,9 +188,9 @@ def _check_profiles(profiles: Mapping[str, GpuProfile], wanted: Sequence[WantedI
 
 
 def _matches(
-    present: Sequence[GpuInstance], wanted: Sequence[WantedInstance]
+    present: Sequence[GpuInstance], requested: Sequence[RequestedInstance]
 ) -> Iterator[dict[int, int]]:
-    """Yield each way to let instances stay: index in *present* → index in *wanted*.
+    """Yield each way to let instances stay: index in *present* → index in *requested*.
 
     Wanted instances that are equal are used in order, so that no way comes twice.
     """
@@ -197,7 +200,7 @@ def _matches(
             yield dict(matches)
             return
         instance, tried = present[index], set()
-        for position, target in enumerate(wanted):
+        for position, target in enumerate(requested):
             if position in matches.values() or target in tried:
                 continue
             if target.profile == instance.profile and _can_become(instance, target):
@@ -211,7 +214,7 @@ def _matches(
     return assign(0, {})
 
 
-def _can_become(instance: GpuInstance, target: WantedInstance) -> bool:
+def _can_become(instance: GpuInstance, target: RequestedInstance) -> bool:
     """Return whether *target* has all compute instances of *instance* that are in use."""
     busy = Counter(one.slices for one in instance.compute_instances if one.holders)
     return not busy - Counter(target.compute_slices)
@@ -220,7 +223,7 @@ def _can_become(instance: GpuInstance, target: WantedInstance) -> bool:
 def _steps(
     profiles: Mapping[str, GpuProfile],
     present: Sequence[GpuInstance],
-    wanted: Sequence[WantedInstance],
+    requested: Sequence[RequestedInstance],
     matches: Mapping[int, int],
 ) -> tuple[Step, ...] | None:
     """Return the steps if the instances in *matches* stay, None if the others then do not fit."""
@@ -228,7 +231,7 @@ def _steps(
     taken = 0
     for instance in staying:
         taken |= _mask(instance.size, instance.start)
-    new = [one for position, one in enumerate(wanted) if position not in matches.values()]
+    new = [one for position, one in enumerate(requested) if position not in matches.values()]
     starts = _place(profiles, new, taken)
     if starts is None:
         return None
@@ -236,7 +239,7 @@ def _steps(
     created: list[Step] = []
     for index, instance in enumerate(present):
         if index in matches:
-            removed, added = _compute_changes(instance, wanted[matches[index]])
+            removed, added = _compute_changes(instance, requested[matches[index]])
             destroyed += removed
             created += added
             continue
@@ -251,7 +254,7 @@ def _steps(
 
 
 def _compute_changes(
-    instance: GpuInstance, target: WantedInstance
+    instance: GpuInstance, target: RequestedInstance
 ) -> tuple[list[Step], list[Step]]:
     """Return the compute instances to destroy and to create in an instance that stays."""
     missing = Counter(target.compute_slices)
@@ -271,12 +274,14 @@ def _cost(steps: Sequence[Step]) -> tuple[int, int]:
     return sum(isinstance(step, DestroyGpuInstance) for step in steps), len(steps)
 
 
-def _fits_empty(profiles: Mapping[str, GpuProfile], wanted: Sequence[WantedInstance]) -> bool:
-    return _place(profiles, wanted, 0) is not None
+def _fits_empty(
+    profiles: Mapping[str, GpuProfile], requested: Sequence[RequestedInstance]
+) -> bool:
+    return _place(profiles, requested, 0) is not None
 
 
 def _place(
-    profiles: Mapping[str, GpuProfile], new: Sequence[WantedInstance], taken: int
+    profiles: Mapping[str, GpuProfile], new: Sequence[RequestedInstance], taken: int
 ) -> list[int] | None:
     """Return a start for each of *new* beside the slices of the mask *taken*, None without one.
 
@@ -314,10 +319,12 @@ def _mask(size: int, start: int) -> int:
     return ((1 << size) - 1) << start
 
 
-def _largest_part(profiles: Mapping[str, GpuProfile], wanted: Sequence[WantedInstance]) -> str:
-    """Return in words the instances of *wanted*, in order, that fit together."""
-    part: list[WantedInstance] = []
-    for instance in wanted:
+def _largest_part(
+    profiles: Mapping[str, GpuProfile], requested: Sequence[RequestedInstance]
+) -> str:
+    """Return in words the instances of *requested*, in order, that fit together."""
+    part: list[RequestedInstance] = []
+    for instance in requested:
         if _fits_empty(profiles, [*part, instance]):
             part.append(instance)
     return describe(part)

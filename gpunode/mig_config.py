@@ -12,7 +12,7 @@ import yaml
 
 from gpunode import mig_profiles
 from gpunode.config import file
-from gpunode.layouts import WantedInstance
+from gpunode.layouts import RequestedInstance
 from gpunode.mig_profiles import Profile
 from gpunode.model import NodeGpu
 from gpuruntime.errors import ArgumentError, ConfigError
@@ -23,7 +23,7 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of a config: the wanted state of some GPUs.
+    """One entry of a config: the requested state of some GPUs.
 
     *devices* are indices, None for all GPUs; *filters* are PCI identifiers in lower case, and the
     entry is for GPUs with one of them, or for any GPU if there are none. *line* is the line in the
@@ -81,7 +81,7 @@ def select(configs: Mapping[str, MigConfig], name: str | None) -> MigConfig:
     return configs[name]
 
 
-def wanted_states(config: MigConfig, gpus: Sequence[NodeGpu]) -> dict[int, Entry]:
+def requested_states(config: MigConfig, gpus: Sequence[NodeGpu]) -> dict[int, Entry]:
     """Return the entry for each GPU that *config* covers, by index; of several the last counts.
 
     GPUs without MIG are skipped unless an entry names their index. Raises ConfigError if an entry
@@ -92,9 +92,9 @@ def wanted_states(config: MigConfig, gpus: Sequence[NodeGpu]) -> dict[int, Entry
     for entry in config.entries:
         for index in entry.devices or ():
             if index not in by_index:
-                known = ", ".join(map(str, sorted(by_index))) or "none"
+                indices = ", ".join(map(str, sorted(by_index))) or "none"
                 raise _error(
-                    config, entry, f"GPU {index} is not on this node", f"its GPUs are {known}"
+                    config, entry, f"GPU {index} is not on this node", f"its GPUs are {indices}"
                 )
         for index, gpu in by_index.items():
             if not entry.is_for(gpu):
@@ -109,9 +109,9 @@ def wanted_states(config: MigConfig, gpus: Sequence[NodeGpu]) -> dict[int, Entry
     return states
 
 
-def wanted_instances(
+def requested_instances(
     mig_devices: Mapping[Profile, int], available: Iterable[str]
-) -> list[WantedInstance]:
+) -> list[RequestedInstance]:
     """Return the GPU instances that have *mig_devices*.
 
     *available* are the names of the GPU's profiles: a profile whose memory differs by one GB from
@@ -119,7 +119,7 @@ def wanted_instances(
     large ones first.
     """
     names = [mig_profiles.parse(name) for name in available]
-    instances: list[WantedInstance] = []
+    instances: list[RequestedInstance] = []
     shared: dict[str, list[int]] = {}
     for profile, count in mig_devices.items():
         whole = _whole(profile)
@@ -129,11 +129,11 @@ def wanted_instances(
             default=whole,
         )
         if profile.compute_slices == profile.gpu_slices:
-            instances += [WantedInstance(str(same), (profile.gpu_slices,))] * count
+            instances += [RequestedInstance(str(same), (profile.gpu_slices,))] * count
         else:
             shared.setdefault(str(same), []).extend([profile.compute_slices] * count)
     for name, sizes in shared.items():
-        instances += (WantedInstance(name, parts) for parts in _packed(name, sizes))
+        instances += (RequestedInstance(name, parts) for parts in _packed(name, sizes))
     return instances
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpunode import layouts, mig_profiles
-from gpunode.layouts import GpuProfile, LayoutError, WantedInstance
+from gpunode.layouts import GpuProfile, LayoutError, RequestedInstance
 from gpunode.mig_config import Entry, MigConfig
 from gpunode.mig_profiles import Profile
 
@@ -42,7 +42,7 @@ def configs(kinds: Sequence[GpuKind]) -> dict[str, MigConfig]:
     balanced = _entries(kinds, [_balanced(kind) for kind in kinds])
     if balanced:
         entries["all-balanced"] = balanced
-    return {name: MigConfig(name, tuple(found)) for name, found in entries.items()}
+    return {name: MigConfig(name, tuple(config)) for name, config in entries.items()}
 
 
 def _entries(kinds: Sequence[GpuKind], counts: Sequence[Counter[Profile]]) -> list[Entry]:
@@ -61,7 +61,7 @@ def _as_many(kind: GpuKind, name: str) -> Counter[Profile]:
     profile = kind.profiles.get(name)
     if profile is None:
         return Counter()
-    one = WantedInstance(name, (profile.slices,))
+    one = RequestedInstance(name, (profile.slices,))
     count = next(n for n in range(profile.limit, -1, -1) if _fits(kind, [one] * n))
     return +Counter({mig_profiles.parse(name): count})
 
@@ -79,14 +79,14 @@ def _balanced(kind: GpuKind) -> Counter[Profile]:
     if not all(size in smallest for size in sizes):
         return Counter()
     chosen = [smallest[size] for size in sizes]
-    if not _fits(kind, [WantedInstance(one.name, (one.slices,)) for one in chosen]):
+    if not _fits(kind, [RequestedInstance(one.name, (one.slices,)) for one in chosen]):
         return Counter()
     return Counter(mig_profiles.parse(one.name) for one in chosen)
 
 
-def _fits(kind: GpuKind, wanted: Sequence[WantedInstance]) -> bool:
+def _fits(kind: GpuKind, requested: Sequence[RequestedInstance]) -> bool:
     try:
-        layouts.plan(kind.profiles, (), wanted)
+        layouts.plan(kind.profiles, (), requested)
     except LayoutError:
         return False
     return True

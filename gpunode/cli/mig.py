@@ -136,7 +136,7 @@ def apply(
     }
     _apply(
         host,
-        lambda answer: states.targets_of(config, answer, mode_only=mode_only),
+        lambda gpus: states.targets_of(config, gpus, mode_only=mode_only),
         hooks_file,
         {name: value for name, value in variables.items() if value},
         skip_reset=skip_reset,
@@ -154,9 +154,9 @@ def assert_(host: Host, config_file: str, selected_config: str | None, *, mode_o
     """
     from gpunode.mig import states
 
-    answer = host.state()
-    targets = states.targets_of(_config(config_file, selected_config), answer, mode_only=mode_only)
-    present = states.gpu_states(answer)
+    gpus = host.state()
+    targets = states.targets_of(_config(config_file, selected_config), gpus, mode_only=mode_only)
+    present = states.gpu_states(gpus)
     uncovered = sorted(set(present) - set(targets))
     if uncovered:
         click.echo(
@@ -227,8 +227,8 @@ def restore(
             f'"{checkpoint_file}" is not a checkpoint', 'write one by "gpu-node mig checkpoint"'
         ) from error
 
-    def targets(answer: Sequence[Mapping[str, Any]]) -> dict[int, Target]:
-        indices = {one.uuid: index for index, one in states.gpu_states(answer).items()}
+    def targets(gpus: Sequence[Mapping[str, Any]]) -> dict[int, Target]:
+        indices = {one.uuid: index for index, one in states.gpu_states(gpus).items()}
         missing = sorted(set(by_uuid) - set(indices))
         if missing:
             raise ConfigError(
@@ -246,9 +246,9 @@ def status(host: Host) -> None:
     """Print each GPU's mode and instances, and the processes that use them."""
     from gpunode.mig import states
 
-    answer = host.state()
-    present = states.gpu_states(answer)
-    for gpu in answer:
+    gpus = host.state()
+    present = states.gpu_states(gpus)
+    for gpu in gpus:
         state = present.get(gpu["index"])
         if state is None:
             click.echo(f"GPU {gpu['index']}: {gpu.get('error', 'no MIG')}")
@@ -281,8 +281,8 @@ def _apply(
     from gpunode.mig.commands import CommandError, HookFile
 
     if dry_run:
-        answer = host.state()
-        targets, present = targets_of(answer), states.gpu_states(answer)
+        gpus = host.state()
+        targets, present = targets_of(gpus), states.gpu_states(gpus)
         engine.check(present, targets)
         for line in engine.described(present, targets):
             click.echo(line)

@@ -72,8 +72,8 @@ class Engine:
         """End the change of a call that was cut off; return whether there was one.
 
         The GPUs get their old state, or the new one if only that is possible. Raises
-        GpuRuntimeError if neither is, or if one of the GPUs does not answer; the journal is then
-        kept.
+        GpuRuntimeError if neither is, or if one of the GPUs does not answer; the journal then
+        remains.
         """
         changes = journal.load(self._journal)
         if not changes:
@@ -228,7 +228,7 @@ def described(present: Mapping[int, GpuState], targets: Mapping[int, Target]) ->
 
 
 def _steps(state: GpuState, target: Target) -> tuple[Step, ...]:
-    """Return the steps of the layout, from that which a change of mode leaves."""
+    """Return the steps of the layout; a change of the mode comes first and leaves no instance."""
     if target.instances is None or not target.mode:
         return ()
     present = state.instances if state.mode == target.mode else ()

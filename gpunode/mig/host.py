@@ -31,8 +31,8 @@ class Host:
     def state(self) -> list[dict[str, Any]]:
         """Return the state of all GPUs; raise GpuRuntimeError."""
         with self.writer() as writer:
-            answer: list[dict[str, Any]] = writer.call("state")
-        return answer
+            gpus: list[dict[str, Any]] = writer.call("state")
+        return gpus
 
     def reset(self, bus_ids: Sequence[str]) -> None:
         """Reset GPUs by the nvidia-smi of the driver root; raise GpuRuntimeError."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bring the GPUs to the config that a label of the node names, and say in another how that went.
+"""Change the GPUs to the config that a label of the node names; publish the result in another.
 
 All of this runs in one thread of its own, which may block. Operands are paused while GPUs change,
 and restored in the same request that says how it ended. That request is repeated until the API
@@ -286,8 +286,8 @@ class Manager:
         Raises GpuRuntimeError if they cannot get it. What is in use is no obstacle yet: it may be
         an operand, or a service.
         """
-        answer = self._host.state()
-        present, targets = states.gpu_states(answer), _targets_of(config)(answer)
+        gpus = self._host.state()
+        present, targets = states.gpu_states(gpus), _targets_of(config)(gpus)
         if all(target.is_met(present[index]) for index, target in targets.items()):
             return None
         try:
@@ -487,4 +487,4 @@ def _select(path: str, name: str) -> MigConfig:
 def _targets_of(
     config: MigConfig, *, mode_only: bool = False
 ) -> Callable[[Sequence[Mapping[str, Any]]], Mapping[int, Target]]:
-    return lambda answer: states.targets_of(config, answer, mode_only=mode_only)
+    return lambda gpus: states.targets_of(config, gpus, mode_only=mode_only)

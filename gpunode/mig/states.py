@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode import mig_config, mig_profiles
-from gpunode.layouts import ComputeInstance, GpuInstance, GpuProfile, WantedInstance
+from gpunode.layouts import ComputeInstance, GpuInstance, GpuProfile, RequestedInstance
 from gpunode.mig_config import Entry, MigConfig
 from gpunode.mig_profiles import Profile
 from gpunode.model import NodeGpu
@@ -36,7 +36,7 @@ class GpuState:
     def target(self) -> Target:
         """This state as a target."""
         instances = tuple(
-            WantedInstance(one.profile, tuple(each.slices for each in one.compute_instances))
+            RequestedInstance(one.profile, tuple(each.slices for each in one.compute_instances))
             for one in self.instances
         )
         return Target(self.mode, instances)
@@ -53,7 +53,7 @@ class Target:
     """The state that a GPU gets. *instances* is None where only the mode counts."""
 
     mode: bool
-    instances: tuple[WantedInstance, ...] | None
+    instances: tuple[RequestedInstance, ...] | None
 
     def is_met(self, state: GpuState) -> bool:
         """Return whether *state* has the mode, none pending, and the layout."""
@@ -85,22 +85,20 @@ def from_plain(values: Mapping[str, Any]) -> Target:
     return Target(
         values["mode"],
         tuple(
-            WantedInstance(str(mig_profiles.parse(profile)), tuple(map(int, slices)))
+            RequestedInstance(str(mig_profiles.parse(profile)), tuple(map(int, slices)))
             for profile, slices in instances
         ),
     )
 
 
-def gpu_states(answer: Sequence[Mapping[str, Any]]) -> dict[int, GpuState]:
+def gpu_states(gpus: Sequence[Mapping[str, Any]]) -> dict[int, GpuState]:
     """Return index → state of the GPUs with MIG, from the operation `state`."""
     return {
-        gpu["index"]: _state(gpu)
-        for gpu in answer
-        if "error" not in gpu and gpu["mode"] is not None
+        gpu["index"]: _state(gpu) for gpu in gpus if "error" not in gpu and gpu["mode"] is not None
     }
 
 
-def node_gpus(answer: Sequence[Mapping[str, Any]]) -> list[NodeGpu]:
+def node_gpus(gpus: Sequence[Mapping[str, Any]]) -> list[NodeGpu]:
     """Return the GPUs that answered, as far as the selection by a config needs them."""
     return [
         NodeGpu(
@@ -109,20 +107,20 @@ def node_gpus(answer: Sequence[Mapping[str, Any]]) -> list[NodeGpu]:
             device_id=gpu["device_id"],
             subsystem_id=gpu["subsystem_id"],
         )
-        for gpu in answer
+        for gpu in gpus
         if "error" not in gpu
     ]
 
 
 def targets_of(
-    config: MigConfig, answer: Sequence[Mapping[str, Any]], *, mode_only: bool = False
+    config: MigConfig, gpus: Sequence[Mapping[str, Any]], *, mode_only: bool = False
 ) -> dict[int, Target]:
     """Return index → target of the GPUs that *config* covers.
 
-    Raises ConfigError, also if a GPU that does not answer may be one of them: what it is can only
-    be told by its index.
+    Raises ConfigError, also if a GPU that does not answer may be one of them: only its index is
+    known.
     """
-    for gpu in answer:
+    for gpu in gpus:
         if "error" in gpu and any(
             entry.devices is None or gpu["index"] in entry.devices for entry in config.entries
         ):
@@ -130,13 +128,13 @@ def targets_of(
                 f"GPU {gpu['index']} does not answer: {gpu['error']}",
                 "reset the GPU, or select a config that names the indices of the others",
             )
-    states = gpu_states(answer)
+    states = gpu_states(gpus)
     targets = {}
-    for index, entry in mig_config.wanted_states(config, node_gpus(answer)).items():
+    for index, entry in mig_config.requested_states(config, node_gpus(gpus)).items():
         instances = None
         if not mode_only:
             instances = tuple(
-                mig_config.wanted_instances(entry.mig_devices, states[index].profiles)
+                mig_config.requested_instances(entry.mig_devices, states[index].profiles)
             )
         targets[index] = Target(entry.mig_enabled, instances)
     return targets
@@ -207,6 +205,6 @@ def _state(gpu: Mapping[str, Any]) -> GpuState:
 
 
 def _counts(
-    instances: Sequence[WantedInstance] | None,
+    instances: Sequence[RequestedInstance] | None,
 ) -> Counter[tuple[str, tuple[int, ...]]]:
     return Counter((one.profile, tuple(sorted(one.compute_slices))) for one in instances or ())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A change of MIG that fails or is killed at any step ends in the wanted state or in the old one.
+"""A change of MIG that fails or is killed at any step ends in the requested or the old state.
 
 The engine runs in a forked process with the fake NVML, so that a kill ends it as a crash would.
 """
@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from node.node_host import gpu_lines
 from simhost import artefacts
 
-from gpunode.layouts import WantedInstance
+from gpunode.layouts import RequestedInstance
 from gpunode.mig import states
 from gpunode.mig.engine import Engine
 from gpunode.mig.operations import Operations
@@ -140,11 +140,11 @@ def _state(_engine: Engine, writer: _Direct) -> Any:
 
 
 @st.composite
-def _instance(draw: st.DrawFn) -> WantedInstance:
+def _instance(draw: st.DrawFn) -> RequestedInstance:
     profile = draw(st.sampled_from(sorted(_SLICES)))
     slices = _SLICES[profile]
     parts = draw(st.sampled_from([(slices,), (1,) * slices, ()]))
-    return WantedInstance(profile, parts)
+    return RequestedInstance(profile, parts)
 
 
 _TARGET = st.one_of(
@@ -165,7 +165,7 @@ _FAULTS = st.tuples(
     needs_reset=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
-def test_the_end_state_is_the_wanted_or_the_old_one(
+def test_the_end_state_is_the_requested_or_the_old_one(
     first: dict[int, Target],
     second: dict[int, Target],
     fault: tuple[str, int],
@@ -196,11 +196,11 @@ def test_the_end_state_is_the_wanted_or_the_old_one(
         is_open = (Path(directory) / "journal.json").exists()
         node.clear_faults()
         end = node.run(_recover)
-        wanted = _plain(second)
+        requested = _plain(second)
         if result == "killed":
-            assert end in (old, wanted)
+            assert end in (old, requested)
         else:
-            assert end == (wanted if result[0] == "applied" else old)
+            assert end == (requested if result[0] == "applied" else old)
             # A rollback that failed too is the work of the next call.
             assert result[1] == end or is_open
         if is_busy and busy is not None:

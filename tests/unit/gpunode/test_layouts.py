@@ -19,7 +19,7 @@ from gpunode.layouts import (
     GpuInstance,
     GpuProfile,
     LayoutError,
-    WantedInstance,
+    RequestedInstance,
 )
 
 # The placements of an A100 with 40 GB, and those of an A30: kubernetes.md, 5.2.
@@ -45,16 +45,16 @@ A30 = {
 }
 
 
-def wanted(*names: str) -> list[WantedInstance]:
+def requested(*names: str) -> list[RequestedInstance]:
     """Return instances with one compute instance of all slices; `1c+1c.3g.20gb` has two of one."""
     instances = []
     for name in names:
         parts = name.split(".", 1)
         if "c" in parts[0]:
             sizes = tuple(int(part.rstrip("c")) for part in parts[0].split("+"))
-            instances.append(WantedInstance(parts[1], sizes))
+            instances.append(RequestedInstance(parts[1], sizes))
         else:
-            instances.append(WantedInstance(name, (int(name[0]),)))
+            instances.append(RequestedInstance(name, (int(name[0]),)))
     return instances
 
 
@@ -70,10 +70,10 @@ def instance(
     return GpuInstance(number, profile, start, size, parts)
 
 
-def apply(present: list[GpuInstance], plan: layouts.Plan) -> list[WantedInstance]:
+def apply(present: list[GpuInstance], plan: layouts.Plan) -> list[RequestedInstance]:
     """Return the layout after *plan*; every step is checked as a driver would."""
     gpu = {one.id: (one, {part.id: part for part in one.compute_instances}) for one in present}
-    new: list[tuple[WantedInstance, range]] = []
+    new: list[tuple[RequestedInstance, range]] = []
     for step in plan.steps:
         if isinstance(step, DestroyComputeInstance):
             assert not gpu[step.gpu_instance][1].pop(step.id).holders
@@ -86,20 +86,20 @@ def apply(present: list[GpuInstance], plan: layouts.Plan) -> list[WantedInstance
             for taken in [range(o.start, o.start + o.size) for o, _ in gpu.values()]:
                 assert not set(taken) & set(slices)
             assert not any(set(other) & set(slices) for _, other in new)
-            new.append((WantedInstance(step.profile, step.compute_slices), slices))
+            new.append((RequestedInstance(step.profile, step.compute_slices), slices))
         else:
             assert isinstance(step, CreateComputeInstance)
             parts = gpu[step.gpu_instance][1]
             number = max(parts, default=-1) + 1
             parts[number] = ComputeInstance(number, step.slices)
     stay = [
-        WantedInstance(one.profile, tuple(part.slices for part in parts.values()))
+        RequestedInstance(one.profile, tuple(part.slices for part in parts.values()))
         for one, parts in gpu.values()
     ]
     return [*stay, *(one for one, _ in new)]
 
 
-def multiset(instances: list[WantedInstance]) -> Counter[tuple[str, tuple[int, ...]]]:
+def multiset(instances: list[RequestedInstance]) -> Counter[tuple[str, tuple[int, ...]]]:
     """Return *instances* without their order."""
     return Counter((one.profile, tuple(sorted(one.compute_slices))) for one in instances)
 
@@ -130,8 +130,8 @@ def test_a_plan_is_legal_and_the_smallest(
     present: list[GpuInstance], names: list[str], steps: int
 ) -> None:
     """The driver's rules are checked at each step."""
-    plan = layouts.plan(A100, present, wanted(*names))
-    assert multiset(apply(present, plan)) == multiset(wanted(*names))
+    plan = layouts.plan(A100, present, requested(*names))
+    assert multiset(apply(present, plan)) == multiset(requested(*names))
     assert len(plan.steps) == steps
 
 
@@ -157,7 +157,7 @@ def test_a_layout_that_cannot_be_made_is_refused(
 ) -> None:
     """Before any step; the message names what is in the way."""
     with pytest.raises(LayoutError) as error:
-        layouts.plan(A100, present, wanted(*names))
+        layouts.plan(A100, present, requested(*names))
     assert message in error.value.message
     assert hint in (error.value.hint or "")
 
@@ -167,12 +167,12 @@ def test_a_layout_that_cannot_be_made_is_refused(
 def test_any_layout_changes_to_any_other(
     data: st.DataObject, profiles: dict[str, GpuProfile]
 ) -> None:
-    """If a plan exists; none touches what is in use, and all end in the wanted layout."""
+    """If a plan exists; none touches what is in use, and all end in the requested layout."""
     names = st.lists(st.sampled_from(sorted(profiles)), max_size=7)
     present: list[GpuInstance] = []
     try:
-        first = layouts.plan(profiles, [], wanted(*data.draw(names)))
-        target = wanted(*data.draw(names))
+        first = layouts.plan(profiles, [], requested(*data.draw(names)))
+        target = requested(*data.draw(names))
         for number, step in enumerate(first.steps):
             assert isinstance(step, CreateGpuInstance)
             busy = data.draw(st.booleans())

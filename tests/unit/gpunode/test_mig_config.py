@@ -10,7 +10,7 @@ import pytest
 from unit.gpunode.nodes import T4, gpu
 
 from gpunode import mig_config
-from gpunode.layouts import WantedInstance
+from gpunode.layouts import RequestedInstance
 from gpunode.mig_profiles import parse
 from gpunode.model import NodeGpu
 from gpuruntime.errors import ArgumentError, ConfigError
@@ -120,7 +120,7 @@ def test_a_config_is_selected(tmp_path: Path) -> None:
         ("devices: all, mig-enabled: false", [known(0), known(1)], [0, 1]),
         ("devices: [1], mig-enabled: false", [known(0), known(1)], [1]),
         ("devices: all, mig-enabled: false", [known(0), gpu(1, T4)], [0]),
-        # A GPU without MIG is as wanted if MIG is to be off.
+        # A GPU without MIG is as requested if MIG is to be off.
         ("devices: [0], mig-enabled: false", [gpu(0, T4)], []),
         ("devices: all, mig-enabled: false, device-filter: '0x20b010de'", [known(0)], [0]),
         (
@@ -135,7 +135,7 @@ def test_an_entry_covers_gpus(
 ) -> None:
     """By index and by PCI identifiers."""
     config = read(tmp_path, entry(f"{{{text}}}"))["c"]
-    assert sorted(mig_config.wanted_states(config, gpus)) == covered
+    assert sorted(mig_config.requested_states(config, gpus)) == covered
 
 
 @pytest.mark.parametrize(
@@ -149,12 +149,12 @@ def test_an_index_must_be_right(tmp_path: Path, text: str, message: str) -> None
     """The error names the config and the line of the entry."""
     config = read(tmp_path, entry(f"{{{text}}}"))["c"]
     with pytest.raises(ConfigError, match='line 4: MIG config "c": ') as error:
-        mig_config.wanted_states(config, [gpu(0), gpu(1, T4)])
+        mig_config.requested_states(config, [gpu(0), gpu(1, T4)])
     assert message in error.value.message
 
 
 @pytest.mark.parametrize(
-    ("wanted", "instances"),
+    ("requested", "instances"),
     [
         ({"1g.5gb": 2}, [("1g.5gb", (1,))] * 2),
         ({"1c.3g.20gb": 3}, [("3g.20gb", (1, 1, 1))]),
@@ -168,9 +168,9 @@ def test_an_index_must_be_right(tmp_path: Path, text: str, message: str) -> None
     ],
 )
 def test_mig_devices_become_gpu_instances(
-    wanted: dict[str, int], instances: list[tuple[str, tuple[int, ...]]]
+    requested: dict[str, int], instances: list[tuple[str, tuple[int, ...]]]
 ) -> None:
     """Small compute instances share a GPU instance."""
     available = ("1g.5gb", "1g.5gb+me", "3g.20gb", "7g.80gb")
-    found = mig_config.wanted_instances({parse(n): c for n, c in wanted.items()}, available)
-    assert found == [WantedInstance(*one) for one in instances]
+    found = mig_config.requested_instances({parse(n): c for n, c in requested.items()}, available)
+    assert found == [RequestedInstance(*one) for one in instances]
