@@ -434,10 +434,14 @@ class Manager:
         if not restores:
             return
         self._may_be_paused = False
-        if pause.rebooted_from and not is_final:
-            replace(pause, values={}, services=()).save(self._options.pause_file)
-        else:
-            journal.remove(self._options.pause_file)
+        try:
+            if pause.rebooted_from and not is_final:
+                replace(pause, values={}, services=()).save(self._options.pause_file)
+            else:
+                journal.remove(self._options.pause_file)
+        except ConfigError as error:
+            # The next look finds the file, and restores what is restored already.
+            log.error("%s", error.lines())
 
     def _start_services(self, pause: Pause) -> None:
         if self._options.services is None or not pause.services:

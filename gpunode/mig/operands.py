@@ -7,6 +7,7 @@ of the labels are in a file from before the first pause until they are restored.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -76,6 +77,12 @@ class Pause:
             "services": list(self.services),
             "rebooted-from": self.rebooted_from,
         }
+        try:
+            os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f'cannot write "{path}": {error.strerror}', "name another file: --pause-file"
+            ) from error
         journal.write(path, document)
 
 

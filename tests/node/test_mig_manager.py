@@ -80,7 +80,7 @@ class Node:
         self.host = NodeHost(directory, 2, migs=[0])
         self.data = next(self.host.root.rglob("fakenvml.conf"))
         (directory / "configs.yaml").write_text(CONFIGS)
-        self.pause_file = directory / "pause.json"
+        self.pause_file = directory / "lib/pause.json"
         self.api = FakeNodeApi({CONFIG_LABEL: "small", **OPERANDS, **labels}, PODS)
         self.kubeconfig = directory / "kubeconfig"
         self.reboots: list[str] = []
@@ -216,6 +216,16 @@ def test_what_cannot_be_applied_pauses_nobody(node: Node, name: str, reason: str
     assert reason in node.api.events[0][1]
     assert PAUSED not in {value for labels in node.api.history for value in labels.values()}
     assert node.layout() == before
+
+
+def test_nobody_is_paused_if_that_cannot_be_saved(node: Node) -> None:
+    """The directory of the file cannot be made."""
+    node.pause_file.parent.touch()
+    with node.running():
+        node.until_state("failed")
+        until(lambda: bool(node.api.events))
+    assert "--pause-file" in node.api.events[0][1]
+    assert PAUSED not in {value for labels in node.api.history for value in labels.values()}
 
 
 def test_pods_that_do_not_end_fail_the_change_and_operands_come_back(node: Node) -> None:
@@ -397,6 +407,7 @@ def test_a_reboot_completes_the_change(node: Node) -> None:
 def test_operands_that_somebody_left_paused_come_back(node: Node) -> None:
     """Without a file, or with one that is damaged, and without a config."""
     node.api.labels.update({CONFIG_LABEL: "", PLUGIN: PAUSED, GFD: "false"})
+    node.pause_file.parent.mkdir()
     node.pause_file.write_text("{")
     with node.running():
         until(lambda: node.api.labels[PLUGIN] == "true")
