@@ -26,6 +26,13 @@ BIN = Path(sys.prefix, "bin")
 WORK = Path(tempfile.mkdtemp(prefix="k", dir="/tmp"))
 LOG = WORK / "plugin.log"
 CONFIG = WORK / "shared.yaml"
+MIG = WORK / "mig.yaml"
+MIG_CONFIGS = """\
+version: v1
+mig-configs:
+  small: [{devices: [3], mig-enabled: true, mig-devices: {1g.10gb: 7}}]
+  disabled: [{devices: all, mig-enabled: false}]
+"""
 RESOURCE = "nvidia.com/gpu"
 GPUS = 4
 QUIET_S = 8
@@ -124,6 +131,26 @@ def in_pod(cluster: Cluster) -> dict[str, Any]:
         raise ClusterError(f"{error}\n{text}") from error
 
 
+def partitioned(cluster: Cluster) -> dict[str, Any]:
+    """Partition a GPU and undo it, while a label says that an operand runs."""
+    MIG.write_text(MIG_CONFIGS)
+    operand = "nvidia.com/gpu.deploy.dcgm"
+    options = (f"--config-file={MIG}", f"--node-name={NODE}", f"--kubeconfig={cluster.kubeconfig}")
+    states = {}
+    with cluster.process(LOG, NODE_PROGRAM, "mig-manager", *options):
+        for name in ("small", "disabled"):
+            label = ("label", "node", NODE, "--overwrite")
+            cluster.run("kubectl", *label, f"{operand}=yes", f"nvidia.com/mig.config={name}")
+            until(
+                lambda name=name: f"the GPUs have the MIG config {name}" in LOG.read_text(),
+                f"the GPUs have the config {name}",
+            )
+            labels = cluster.get("node", NODE)["metadata"]["labels"]
+            states[name] = [labels["nvidia.com/mig.config.state"], labels[operand]]
+        events = cluster.run("kubectl", "describe", "node", NODE).partition("Events:")[2]
+    return {"states": states, "events": events}
+
+
 def main() -> None:
     """Play all, and print the results."""
     if "SIMHOST" not in os.environ:
@@ -137,7 +164,15 @@ def main() -> None:
     results: dict[str, Any] = {"namespace": os.readlink("/proc/self/ns/pid")}
     try:
         with cluster.up():
-            for play in (life, refused, in_pod, deploy.apply, deploy.rights, deploy.removal):
+            for play in (
+                life,
+                refused,
+                in_pod,
+                partitioned,
+                deploy.apply,
+                deploy.rights,
+                deploy.removal,
+            ):
                 results[play.__name__] = play(cluster)
             for archive in sys.argv[1:]:
                 results["deployed"] = node_life.life(cluster, layer, archive)

@@ -70,3 +70,10 @@ def test_the_text_of_a_refused_allocation_is_in_the_status_of_the_pod(
 def test_the_plugin_works_in_a_pod_of_a_daemon_set(results: dict[str, Any]) -> None:
     """With the same result for another pod."""
     assert len(gpus(results["in_pod"]["one"])) == 1
+
+
+def test_the_manager_of_mig_follows_its_label(results: dict[str, Any]) -> None:
+    """The API server accepts its labels and events; the operand is as before."""
+    states, events = results["partitioned"]["states"], results["partitioned"]["events"]
+    assert states == {"small": ["success", "yes"], "disabled": ["success", "yes"]}
+    assert events.count("MigOperandsPaused") == events.count("MigConfigApplied") == 2
