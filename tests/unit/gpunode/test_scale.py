@@ -242,6 +242,9 @@ def test_a_success_makes_the_delays_short_again() -> None:
     assert back_off.delay(0.0) == 10
 
 
+# The client is cancelled wherever it is, also while it connects.
+@pytest.mark.filterwarnings("ignore:coroutine 'connect_tcp:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_following_the_label_of_the_node(server: tuple[FakeApiServer, str]) -> None:
     """One read, and a watch after the other, each ended at a time that is another on each node."""
     fake, config = server
@@ -256,6 +259,7 @@ def test_following_the_label_of_the_node(server: tuple[FakeApiServer, str]) -> N
         task = asyncio.create_task(follow())
         await until(lambda: len(fake.requests) > 2, PATIENCE_S)
         task.cancel()
+        await asyncio.wait({task})
 
     for _ in range(5):
         fake.requests.clear()
