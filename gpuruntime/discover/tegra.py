@@ -334,7 +334,7 @@ class _Mounts:
 
         A container with an entry of any capability has the directories without one.
         """
-        while path != "/":
+        while path not in ("", "/"):
             if self._directories.get(path) in ("", capability):
                 return True
             path = posixpath.dirname(path)
