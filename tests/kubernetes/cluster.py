@@ -227,7 +227,8 @@ def until(condition: Callable[[], bool], what: str, seconds: float = DEADLINE_S)
     while not condition():
         if time.monotonic() > end:
             raise ClusterError(f"not in time: {what}")
-        time.sleep(0.2)
+        # Each look starts a kubectl, which costs as much as the cluster does in half a second.
+        time.sleep(0.7)
 
 
 def fail(error: ClusterError, logs: Sequence[Path]) -> None:

@@ -195,6 +195,15 @@ class Bench:
         """Return a path below the directory of the session."""
         return self.workshop.path(name)
 
+    def records(self) -> list[Path]:
+        """Return what recording programs have written."""
+        return [
+            Path(directory, name)
+            for directory, _, names in os.walk(self.workshop.root)
+            for name in names
+            if name.endswith(".record")
+        ]
+
     def put(self, name: str) -> Path:
         """Copy a recording program to *name*."""
         path = self.path(name)
@@ -220,7 +229,7 @@ class Bench:
 
         With *own_run*, /run is an empty tmpfs that ends with the process.
         """
-        for old_record in self.workshop.root.rglob("*.record"):
+        for old_record in self.records():
             old_record.unlink()
         executable = program or os.fsdecode(command[0])
         with subprocess.Popen(
@@ -241,7 +250,7 @@ class Bench:
                 raise
         records = {
             str(path.relative_to(self.workshop.root)).removesuffix(".record"): Record.read(path)
-            for path in self.workshop.root.rglob("*.record")
+            for path in self.records()
         }
         return Outcome(child.returncode, child.pid, stdout, stderr, records)
 

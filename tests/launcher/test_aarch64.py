@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from containers import seen
 from containers.ways import WAYS
+from effort import IS_FULL
 from launcher import (
     test_choice_of_runtime,
     test_command_lines,
@@ -62,6 +63,8 @@ MODULES = (
     *(test_choice_of_runtime, test_command_lines, test_creates, test_hook_role),
     *(test_interpreter, test_roles),
 )
+# Of a test with more cases, one of so many: what a table shows, the native launcher shows in full.
+MOST, ONE_OF = 16, 4
 # The fixtures of those modules: these two use the bench of this module.
 bundle = test_creates.bundle
 tree = test_interpreter.tree
@@ -137,11 +140,20 @@ def emulated(function: types.FunctionType) -> types.FunctionType:
     functools.update_wrapper(copied, function)
     del copied.__wrapped__  # type: ignore[attr-defined]
     marks: list[pytest.Mark] = getattr(function, "pytestmark", [])
-    plain = pytest.mark.parametrize("build", ["plain"]).mark
-    copied.pytestmark = [  # type: ignore[attr-defined]
-        plain if mark.name == "parametrize" and mark.args[0] == "build" else mark for mark in marks
-    ]
+    copied.pytestmark = [_reduced(mark) for mark in marks]  # type: ignore[attr-defined]
     return copied
+
+
+def _reduced(mark: pytest.Mark) -> pytest.Mark:
+    """Return *mark* with one build, and with some of its cases where there are many."""
+    if mark.name != "parametrize":
+        return mark
+    name, cases = mark.args
+    if name == "build":
+        return pytest.mark.parametrize("build", ["plain"]).mark
+    if IS_FULL or len(cases) <= MOST or "ids" in mark.kwargs:
+        return mark
+    return pytest.mark.parametrize(name, list(cases)[::ONE_OF], **mark.kwargs).mark
 
 
 for module in MODULES:
