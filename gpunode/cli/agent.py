@@ -12,8 +12,10 @@ import click
 
 from gpunode import service_log
 from gpunode.cli import agent_services
-from gpunode.cli.agent_services import DEVICE_PLUGIN, EXPORTER, FEATURE_DISCOVERY, SERVICES
-from gpuruntime.errors import ArgumentError, ConfigError
+from gpunode.cli.agent_services import EXPORTER, FEATURE_DISCOVERY, SERVICES
+from gpunode.config.schema_check import CHECKER
+from gpunode.watch.child_handle import import_path
+from gpuruntime.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,6 +51,7 @@ def agent(*, config_path: str, log_format: str) -> None:
     its config file again.
     """
     service_log.start(log_format)
+    CHECKER.import_path = import_path()
     file = agent_services.read(config_path)
     arguments = {name: agent_services.arguments(file, name) for name in file.get(("services",))}
 
@@ -72,7 +75,10 @@ def _agent(file: ConfigFile, arguments: Mapping[str, list[str]], log_format: str
     observed = watcher(roots(Config(nvidia_driver_root=root, nvidia_dev_root=root)))
     choice = choice_of(file)
     surroundings = Surroundings(
-        lambda _: SharedWatcher(observed), choice.load_path, holdable=observed
+        lambda _: SharedWatcher(observed),
+        choice.load_path,
+        driver_root=root,
+        holdable=observed,
     )
     contexts = {name: agent_services.context(name, texts) for name, texts in arguments.items()}
     makers = {
@@ -80,21 +86,9 @@ def _agent(file: ConfigFile, arguments: Mapping[str, list[str]], log_format: str
         for name, ctx in contexts.items()
         if SERVICES[name].is_root
     }
-    if choice.path and DEVICE_PLUGIN in makers:
-        _check_root(makers[DEVICE_PLUGIN](), root)
     result = Agent(observed, ServiceGroup(makers), choice)
     _add_child(result, file, contexts, arguments, log_format)
     return result
-
-
-def _check_root(plugin: Any, root: str) -> None:  # noqa: ANN401 (a DevicePlugin)
-    """Raise ArgumentError if the config file has another driver root than the agent."""
-    if plugin.config.nvidia_driver_root != root:
-        raise ArgumentError(
-            f'the device plugin has the driver root "{plugin.config.nvidia_driver_root}", and the '
-            f'agent "{root}"',
-            'set "driver-root" in the config of the agent',
-        )
 
 
 def choice_of(file: ConfigFile) -> ConfigChoice:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gpunode import service_log
 from gpunode.cli import agent_services
 from gpunode.cli.agent_services import FEATURE_DISCOVERY
+from gpunode.config.schema_check import CHECKER
 from gpunode.services import least_rights
 from gpunode.services.agent_page import AgentPage
 from gpunode.services.config_choice import ConfigChoice
@@ -36,6 +37,7 @@ _PAGE, _NODE_LABEL = "healthz", "node-config"
 def main(options: dict[str, Any]) -> None:
     """Serve until a signal, or until the agent ends, and exit."""
     service_log.start(options["log_format"])
+    CHECKER.import_path = options["path"]
     # The agent passes on what these mean.
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)

@@ -15,6 +15,7 @@ from gpunode.config import settings
 from gpunode.config.effective import Config, OptionText
 from gpunode.config.settings import Setting
 from gpuruntime.cli.lazy import variables_of
+from gpuruntime.errors import ArgumentError
 
 if TYPE_CHECKING:
     from gpunode.services.device_plugin import DevicePlugin
@@ -154,8 +155,19 @@ def device_plugin(
 
 
 def agent_service(ctx: click.Context, surroundings: Surroundings) -> DevicePlugin:
-    """Return the service of the options in *ctx* for the agent; raise as `service` does."""
-    return service(ctx, surroundings.watch, surroundings.config_path)
+    """Return the service of the options in *ctx* for the agent; raise as `service` does.
+
+    The config file must not have another driver root than the agent's watcher.
+    """
+    plugin = service(ctx, surroundings.watch, surroundings.config_path)
+    root = plugin.config.nvidia_driver_root
+    if root != surroundings.driver_root:
+        raise ArgumentError(
+            f'the device plugin has the driver root "{root}", and the agent '
+            f'"{surroundings.driver_root}"',
+            'set "driver-root" in the config of the agent',
+        )
+    return plugin
 
 
 def service(

@@ -3,26 +3,21 @@
 
 from __future__ import annotations
 
-import difflib
-import json
 import os
 import re
 import stat
 from dataclasses import dataclass, field
 from typing import Any
 
-from cdi import document, yamlio
+from cdi import yamlio
 from cdi.errors import CdiError
+from gpunode.config import schema_check
+from gpunode.config.schema_check import CHECKER
 from gpuruntime.errors import ConfigError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import jsonschema
 
 MAX_BYTES = 1 << 20
 # More than any real file has; aliases count as what they stand for.
 _NAME_A_FILE = "name a regular file that can be read"
-_MAX_SHOWN = 60
 _SCHEMA = os.path.join(os.path.dirname(__file__), "schema.json")
 _MARKER = re.compile(r"---(?:\s|$)")
 _HINT = "correct the file, or name another one"
@@ -79,7 +74,7 @@ def parse(text: str, path: str, schema: str = _SCHEMA) -> ConfigFile:
     if isinstance(values, dict):
         version = values.get("version", "v1")
         if version != "v1":
-            problem = f"unknown version: {_shown(version)}"
+            problem = f"unknown version: {schema_check.shown(version)}"
             raise _error(path, lines, ("version",), problem, 'write "version: v1"')
     _check(values, lines, path, schema)
     assert isinstance(values, dict)
@@ -125,49 +120,9 @@ def _without_null(value: Any) -> Any:  # noqa: ANN401 (JSON)
 
 def _check(values: object, lines: dict[Path, int], path: str, schema: str) -> None:
     """Raise ConfigError for the first line of *values* that the schema does not allow."""
-    # It takes 5 MiB of memory, which only a node with a config file needs.
-    import jsonschema  # noqa: PLC0415
-
-    with open(schema, encoding="utf-8") as stream:
-        validator = jsonschema.Draft7Validator(json.load(stream))
-    problems = [
-        (_line_of(place, lines), order, place, problem, hint)
-        for order, error in enumerate(validator.iter_errors(values))
-        for place, problem, hint in _problems(error)
-    ]
+    problems = CHECKER.problems(values, schema)
     if problems:
-        _, _, place, problem, hint = min(problems, key=lambda item: item[:2])
-        raise _error(path, lines, place, problem, hint)
-
-
-def _problems(error: jsonschema.ValidationError) -> list[tuple[Path, str, str]]:
-    """Return place, problem and hint for *error*; several for several unknown keys."""
-    place: Path = tuple(error.absolute_path)
-    schema: Any = error.schema
-    value: Any = error.instance
-    where = f'"{document.place(place)}"' if place else "the file"
-    if error.validator == "additionalProperties":
-        names = list(schema["properties"])
-        return [
-            ((*place, key), f'unknown key "{document.place((*place, key))}"', _nearest(key, names))
-            for key in value
-            if key not in names
-        ]
-    if error.validator == "required":
-        missing = next(name for name in schema["required"] if name not in value)
-        return [(place, f'{where} has no "{missing}"', f'add "{missing}"')]
-    expected = schema.get("description", "")
-    return [(place, f"{where} is {_shown(value)}, not {expected}", f"write {expected}")]
-
-
-def _nearest(key: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(key, names, 1)
-    return f'did you mean "{near[0]}"?' if near else f"use one of {', '.join(names)}"
-
-
-def _shown(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+        raise _error(path, lines, *min(problems, key=lambda problem: _line_of(problem[0], lines)))
 
 
 def _line_of(place: Path, lines: dict[Path, int]) -> int:

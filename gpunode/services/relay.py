@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 16
 _MAX_REQUEST_BYTES = 4096
-_REPORT_DEADLINE_S = 2.0
+_REPORT_DEADLINE_S = 4.0
 TELEMETRY, REPORT = "telemetry", "report"
 
 

@@ -23,9 +23,10 @@ PODS, LABELS = "pods", "labels"
 class Surroundings:
     """What a service of the agent uses instead of its own.
 
-    *watch* returns the agent's watcher as a context. *config_path* returns the path of the config
-    file in force, "" for none, or raises ConfigError. A service without rights has *connections*
-    to the agent, and *client*, which returns a client of the API server or raises ApiServerError.
+    *watch* returns the agent's watcher of the driver below *driver_root*, as a context.
+    *config_path* returns the path of the config file in force, "" for none, or raises ConfigError.
+    A service without rights has *connections* to the agent, and *client*, which returns a client
+    of the API server or raises ApiServerError.
     *holdable* is the agent's watcher too, for a service that is root.
     """
 
@@ -33,4 +34,5 @@ class Surroundings:
     config_path: Callable[[], str]
     connections: Mapping[str, socket.socket] = field(default_factory=dict)
     client: Callable[[], Client] | None = None
+    driver_root: str = "/"
     holdable: Holdable | None = None

@@ -31,10 +31,13 @@ version: v1
 flags: {migStrategy: single}
 sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 8}]}}
 """
+MIG = "version: v1\nmig-configs: {all-disabled: [{devices: all, mig-enabled: false}]}\n"
 # The options that a service needs here.
 OPTIONS = {
     "device-plugin": "{{kubelet-socket: {0}/s/kubelet.sock, device-list-strategy: cdi-cri}}",
     "feature-discovery": "{{node-labels: true, node-name: n1, kubeconfig: {0}/kube}}",
+    "mig-manager": "{{config-file: {0}/mig.yaml, node-name: n1, kubeconfig: {0}/kube, "
+    "pause-file: {0}/pause.json, state-directory: {0}/state}}",
     "exporter": "{{listen: '{1}', pod-resources-socket: {0}/k.sock}}",
 }
 # The most that the project allows itself.
@@ -65,6 +68,7 @@ async def measure(directory: Path) -> dict[str, float]:
     (directory / "c").mkdir()
     (directory / "c/default").write_text(CONFIG)
     (directory / "s").mkdir()
+    (directory / "mig.yaml").write_text(MIG)
     config = directory / "agent.yaml"
     config.write_text(agent_config(directory))
     kubelet = FakeKubelet(directory / "s")

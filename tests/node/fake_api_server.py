@@ -69,7 +69,7 @@ class FakeApiServer:
                 self.end_headers()
                 if server.ends_watches:
                     return
-                (seen,) = parse_qs(urlsplit(self.path).query)["resourceVersion"]
+                (seen,) = parse_qs(urlsplit(self.path).query).get("resourceVersion", ["0"])
                 with server._changed:
                     while not server._is_closing:
                         for name, document in server.objects.items():

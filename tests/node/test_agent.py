@@ -176,9 +176,8 @@ services:
                 await until(lambda: "nonsense" in state(name).get("config_error", ""), PATIENCE_S)  # noqa: B023
 
             os.kill(child, signal.SIGKILL)
-            await until(lambda: report(health).get("processes"), PATIENCE_S)
-            ends = report(health)["processes"]["unprivileged"]
-            assert ends == {"restarts": 1, "last_end": "signal 9"}
+            ends = {"unprivileged": {"restarts": 1, "last_end": "signal 9"}}
+            await until(lambda: report(health).get("processes") == ends, PATIENCE_S)
             plugin_config.write_text("version: v1\n")
             process.send_signal(signal.SIGHUP)
             await until(lambda: 'pod="train"' in get(metrics, "/metrics"), PATIENCE_S)
@@ -271,6 +270,21 @@ services:
 
     with server.config(place / "kube"):
         asyncio.run(scenario())
+
+
+def test_an_error_of_a_service_at_start_ends_the_agent(tmp_path: Path) -> None:
+    """With one line and a hint: two driver roots, of which one is watched."""
+    (tmp_path / "plugin.yaml").write_text("flags: {nvidiaDriverRoot: /other}\n")
+    config = tmp_path / "agent.yaml"
+    config.write_text(f"config-file: {tmp_path}/plugin.yaml\nservices: {{device-plugin: {{}}}}\n")
+    done = subprocess.run(
+        command(config), capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        'error: configuration: the device plugin has the driver root "/other", and the agent "/"',
+        'hint: set "driver-root" in the config of the agent',
+    ]
 
 
 def test_options_of_commands_are_keys(tmp_path: Path) -> None:

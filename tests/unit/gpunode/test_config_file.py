@@ -11,7 +11,10 @@ import pytest
 from gpunode.config import file as files
 from gpunode.config import settings
 from gpunode.config.effective import Config, OptionText, effective
+from gpunode.config.file import ConfigFile
+from gpunode.config.schema_check import CHECKER
 from gpunode.config.sharing import SharedResource, Sharing, SharingKind
+from gpunode.watch.child_handle import import_path
 from gpuruntime.errors import ArgumentError, ConfigError
 
 WHOLE = """\
@@ -182,6 +185,35 @@ def test_bad_files_are_refused_by_line_and_key(text: str, expected: str) -> None
     assert "c.yaml" in caught.value.message
     assert caught.value.hint
     assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "version: v1\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}}\n",
+        "\nflags: {plugin: {nonsense: 1}, migStrategy: 7}\nversin: v1\n",
+    ],
+)
+def test_a_child_checks_as_this_process_does(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that lives long leaves it to a child, for its memory."""
+
+    def result() -> ConfigFile | str:
+        try:
+            return files.parse(text, "c.yaml")
+        except ConfigError as error:
+            return error.lines()
+
+    expected = result()
+    monkeypatch.setattr(CHECKER, "import_path", import_path())
+    assert result() == expected
+
+
+def test_a_child_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not a config without problems."""
+    monkeypatch.setattr(CHECKER, "import_path", [])
+    with pytest.raises(ConfigError, match="the process that checks config files has failed"):
+        files.parse("version: v1\n", "c.yaml")
 
 
 def test_an_alias_bomb_is_refused() -> None:
