@@ -25,7 +25,7 @@ BIN = Path(sys.prefix, "bin")
 # Short, since paths of sockets are limited; not in /run, which the cluster has one of its own of.
 WORK = Path(tempfile.mkdtemp(prefix="k", dir="/tmp"))
 LOG = WORK / "plugin.log"
-CONFIG = WORK / "shared.yaml"
+RUNTIME_CONFIG = Path("/etc/gpuruntime/config.toml")
 MIG = WORK / "mig.yaml"
 MIG_CONFIGS = """\
 version: v1
@@ -39,19 +39,38 @@ QUIET_S = 8
 NODE_PROGRAM = str(BIN / "gpu-node")
 PLUGIN = (NODE_PROGRAM, "device-plugin")
 LOOK = "ls /dev/nvidia[0-9]*; env | grep NVIDIA_VISIBLE; exec sleep 1000"
+SHARED_GPUS = f"{RESOURCE}.shared"
 SHARED = f"""\
 version: v1
 sharing:
   timeSlicing:
+    renameByDefault: true
     resources:
     - name: {RESOURCE}
-      replicas: 2
+      devices: [0]
+      replicas: 3
 """
+NODE_LABEL = "nvidia.com/device-plugin.config"
+ACCEPT = "accept-nvidia-visible-devices"
+MOUNTS_ONLY = f"{ACCEPT}-as-volume-mounts = true\n{ACCEPT}-envvar-when-unprivileged = false\n"
 
 
-def started(cluster: Cluster, name: str, gpus: int) -> list[str]:
-    """Start a pod with *gpus* that stays; return what it sees."""
-    cluster.apply(pod(name, LOOK, {RESOURCE: gpus}))
+def started(cluster: Cluster, name: str, gpus: int, resource: str = RESOURCE) -> list[str]:
+    """Start a pod with *gpus* of *resource* that stays; return what it sees."""
+    return seen_by(cluster, pod(name, LOOK, {resource: gpus}))
+
+
+def started_without_request(cluster: Cluster, name: str) -> list[str]:
+    """Start a pod that requests nothing, but names all GPUs; return what it sees."""
+    document = pod(name, LOOK, {})
+    document["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
+    return seen_by(cluster, document)
+
+
+def seen_by(cluster: Cluster, document: dict[str, Any]) -> list[str]:
+    """Start a pod that executes LOOK; return what it prints."""
+    name = document["metadata"]["name"]
+    cluster.apply(document)
     until(lambda: cluster.phase(name) == "Running", f"pod {name} runs")
     until(lambda: "NVIDIA_VISIBLE" in cluster.logs(name), f"pod {name} writes")
     return cluster.logs(name).split()
@@ -103,24 +122,46 @@ def make_sick(gpu: int) -> None:
     new.rename(configuration)
 
 
-def refused(cluster: Cluster) -> dict[str, Any]:
-    """Return the status of a pod whose request the plugin refuses."""
-    CONFIG.write_text(SHARED)
-    with cluster.process(LOG, *PLUGIN, "--config-file", str(CONFIG)):
-        cluster.until_amounts(RESOURCE, 2 * GPUS, 2 * GPUS)
-        cluster.apply(pod("refused", LOOK, {RESOURCE: 2}))
-        until(lambda: cluster.phase("refused") == "Failed", "the pod is refused")
-        status = cluster.get("pod", "refused")["status"]
-        cluster.delete("pod", "refused")
-        results = {"reason": status["reason"], "message": status["message"]}
-        results["one"] = started(cluster, "one", 1)
-        cluster.delete("pod", "one")
-    return results
+def shared(cluster: Cluster) -> dict[str, Any]:
+    """Return what pods see of a shared GPU, by the config that the node's label names."""
+    configs = WORK / "configs"
+    configs.mkdir()
+    (configs / "whole").write_text("version: v1\n")
+    (configs / "shared").write_text(SHARED)
+    node = {"directory": str(configs), "default": "whole", "node-name": NODE}
+    node["kubeconfig"] = cluster.kubeconfig
+    services = {"device-plugin": {"device-list-strategy": "volume-mounts"}}
+    config = WORK / "agent.yaml"
+    config.write_text(json.dumps({"node-config": node, "services": services}))
+    RUNTIME_CONFIG.parent.mkdir(exist_ok=True)
+    RUNTIME_CONFIG.write_text(MOUNTS_ONLY)
+    try:
+        with cluster.process(LOG, NODE_PROGRAM, "agent", "--config", str(config)):
+            cluster.until_amounts(RESOURCE, GPUS, GPUS)
+            cluster.run("kubectl", "label", "node", NODE, f"{NODE_LABEL}=shared")
+            cluster.until_amounts(SHARED_GPUS, 3, 3)
+            cluster.until_amounts(RESOURCE, GPUS - 1, GPUS - 1)
+            results: dict[str, Any] = {
+                "one": started(cluster, "one", 1, SHARED_GPUS),
+                "other": started(cluster, "other", 1, SHARED_GPUS),
+                "none": started_without_request(cluster, "none"),
+            }
+            cluster.delete("pod", "one", "other", "none")
+            cluster.apply(pod("refused", LOOK, {SHARED_GPUS: 2}))
+            until(lambda: cluster.phase("refused") == "Failed", "the pod is refused")
+            status = cluster.get("pod", "refused")["status"]
+            cluster.delete("pod", "refused")
+    finally:
+        RUNTIME_CONFIG.unlink()
+    # The control: with another config.toml it has all.
+    results["all"] = started_without_request(cluster, "all")
+    cluster.delete("pod", "all")
+    return {**results, "reason": status["reason"], "message": status["message"]}
 
 
 def in_pod(cluster: Cluster) -> dict[str, Any]:
     """Offer the GPUs from a pod of a DaemonSet."""
-    cluster.until_amounts(RESOURCE, 2 * GPUS, 0)
+    cluster.until_amounts(RESOURCE, GPUS - 1, 0)
     variables = [f"{name}={os.environ[name]}" for name in ("SIMHOST_CONF", "PATH")]
     cluster.apply(daemon_set("plugin", ["/usr/bin/env", *variables, *PLUGIN]))
     try:
@@ -166,7 +207,7 @@ def main() -> None:
         with cluster.up():
             for play in (
                 life,
-                refused,
+                shared,
                 in_pod,
                 partitioned,
                 deploy.apply,

@@ -57,14 +57,23 @@ def test_a_sick_gpu_is_offered_again_after_a_quiet_time(results: dict[str, Any])
     assert results["life"]["back after"] > 0
 
 
+def test_pods_share_a_gpu_by_the_config_that_the_label_names(results: dict[str, Any]) -> None:
+    """Two pods have a unit each of the GPU that is shared; one that asks for none has none.
+
+    Not even if it names all GPUs: the runtime accepts what the plugin mounts only.
+    """
+    shared = results["shared"]
+    assert gpus(shared["one"]) == gpus(shared["other"]) == {"/dev/nvidia0"}
+    assert gpus(shared["none"]) == set()
+    assert len(gpus(shared["all"])) == 4
+
+
 def test_the_text_of_a_refused_allocation_is_in_the_status_of_the_pod(
     results: dict[str, Any],
 ) -> None:
     """It is all that the user sees."""
-    assert results["refused"]["reason"] == "UnexpectedAdmissionError"
-    assert "failRequestsGreaterThanOne" in results["refused"]["message"]
-    # The control: one unit of a shared GPU.
-    assert len(gpus(results["refused"]["one"])) == 1
+    assert results["shared"]["reason"] == "UnexpectedAdmissionError"
+    assert "failRequestsGreaterThanOne" in results["shared"]["message"]
 
 
 def test_the_plugin_works_in_a_pod_of_a_daemon_set(results: dict[str, Any]) -> None:
