@@ -121,10 +121,15 @@ class ClientEnd:
         """Receive until the agent ends."""
         reader, self._writer = await asyncio.open_connection(sock=self._connection)
         decoder = framing.Decoder()
-        with contextlib.suppress(ConnectionError):
+        try:
             while data := await reader.read(_READ_BYTES):
                 for message in decoder.feed(data):
                     self._take(message)
+        except ConnectionError:
+            pass
+        finally:
+            self._writer.close()
+            self._writer = None
 
     @property
     def current(self) -> Update:

@@ -99,7 +99,8 @@ class Unprivileged:
         tasks = [asyncio.ensure_future(self._help(name, pairs[name][0])) for name in self.helpers]
         waiting = asyncio.create_task(process.wait())
         try:
-            await asyncio.wait((waiting, relaying), return_when=asyncio.FIRST_COMPLETED)
+            # Without one of its connections the child is of no use.
+            await asyncio.wait((waiting, relaying, *tasks), return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._relay = self.pid = None
             # The child ends with its connection.
