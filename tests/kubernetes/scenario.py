@@ -50,6 +50,22 @@ sharing:
       devices: [0]
       replicas: 3
 """
+MPS_GPUS = f"{RESOURCE}.mps"
+MPS = f"""\
+version: v1
+flags:
+  mpsRoot: {WORK}/mps
+sharing:
+  mps:
+    resources:
+    - name: {RESOURCE}
+      rename: {MPS_GPUS}
+      devices: [1]
+      replicas: 2
+"""
+# Answers as a control daemon of MPS, and changes no compute mode.
+CONTROL = "#!/bin/sh\n[ $# != 0 ] || echo 50.0\n"
+LOOK_FOR_MPS = f"env | grep CUDA_MPS; ls -d /mps/*/*/pipe; grep ' /dev/shm ' /proc/mounts; {LOOK}"
 NODE_LABEL = "nvidia.com/device-plugin.config"
 ACCEPT = "accept-nvidia-visible-devices"
 MOUNTS_ONLY = f"{ACCEPT}-as-volume-mounts = true\n{ACCEPT}-envvar-when-unprivileged = false\n"
@@ -130,13 +146,21 @@ def shared(cluster: Cluster) -> dict[str, Any]:
     (configs / "shared").write_text(SHARED)
     node = {"directory": str(configs), "default": "whole", "node-name": NODE}
     node["kubeconfig"] = cluster.kubeconfig
-    services = {"device-plugin": {"device-list-strategy": "volume-mounts"}}
+    (configs / "mps").write_text(MPS)
+    programs = WORK / "bin"
+    programs.mkdir()
+    for name in ("nvidia-cuda-mps-control", "nvidia-smi"):
+        (programs / name).write_text(CONTROL)
+        (programs / name).chmod(0o755)
+    services = {"device-plugin": {"device-list-strategy": "volume-mounts"}, "mps-daemon": {}}
     config = WORK / "agent.yaml"
     config.write_text(json.dumps({"node-config": node, "services": services}))
     RUNTIME_CONFIG.parent.mkdir(exist_ok=True)
     RUNTIME_CONFIG.write_text(MOUNTS_ONLY)
     try:
-        with cluster.process(LOG, NODE_PROGRAM, "agent", "--config", str(config)):
+        path = f"PATH={programs}:{os.environ['PATH']}"
+        command = ("env", path, NODE_PROGRAM, "agent", "--config", str(config))
+        with cluster.process(LOG, *command):
             cluster.until_amounts(RESOURCE, GPUS, GPUS)
             cluster.run("kubectl", "label", "node", NODE, f"{NODE_LABEL}=shared")
             cluster.until_amounts(SHARED_GPUS, 3, 3)
@@ -151,6 +175,10 @@ def shared(cluster: Cluster) -> dict[str, Any]:
             until(lambda: cluster.phase("refused") == "Failed", "the pod is refused")
             status = cluster.get("pod", "refused")["status"]
             cluster.delete("pod", "refused")
+            cluster.run("kubectl", "label", "node", NODE, "--overwrite", f"{NODE_LABEL}=mps")
+            cluster.until_amounts(MPS_GPUS, 2, 2)
+            results["mps"] = seen_by(cluster, pod("mps", LOOK_FOR_MPS, {MPS_GPUS: 1}))
+            cluster.delete("pod", "mps")
     finally:
         RUNTIME_CONFIG.unlink()
     # The control: with another config.toml it has all.

@@ -68,6 +68,18 @@ def test_pods_share_a_gpu_by_the_config_that_the_label_names(results: dict[str, 
     assert len(gpus(shared["all"])) == 4
 
 
+def test_a_container_with_mps_has_the_pipe_and_the_memory_of_its_daemon(
+    results: dict[str, Any],
+) -> None:
+    """And its own GPU; the label had another config before."""
+    mps = results["shared"]["mps"]
+    pipe = "/mps/nvidia.com/gpu.mps/pipe"
+    assert f"CUDA_MPS_PIPE_DIRECTORY={pipe}" in mps
+    assert pipe in mps
+    assert mps[mps.index("/dev/shm") - 1] == "shm"
+    assert gpus(mps) == {"/dev/nvidia1"}
+
+
 def test_the_text_of_a_refused_allocation_is_in_the_status_of_the_pod(
     results: dict[str, Any],
 ) -> None:
