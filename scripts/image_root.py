@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from elftools.elf.elffile import ELFFile
 
-PROGRAMS = ("mount", "unshare")
+PROGRAMS = ("chroot", "mount", "unshare")
 MERGED = ("bin", "lib", "lib64", "sbin")
 # Modules of the standard library that gpu-node does not import, or that need large libraries.
 LEFT_OUT = (
@@ -149,7 +149,7 @@ def fill(packages: Packages, tree: Path) -> None:
     (interpreter,) = packages.top.glob("usr/bin/python3.*")
     programs = [packages.top / "usr/bin/python3", interpreter]
     for name in PROGRAMS:
-        programs += [path for path in packages.top.glob(f"**/bin/{name}") if path.is_file()]
+        programs += [path for path in packages.top.glob(f"**/*bin/{name}") if path.is_file()]
     for path in (*programs, packages.top / "etc/os-release"):
         packages.copy(path, tree)
     standard = packages.top / "usr/lib" / interpreter.name

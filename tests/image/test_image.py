@@ -21,7 +21,7 @@ import gpuruntime
 
 DIGEST = "sha256:"
 SHELLS = {"sh", "bash", "dash", "busybox", "perl", "apt", "apt-get", "dpkg"}
-PROGRAMS = {"gpu-node", "gpuruntime", "mount", "python3", "unshare"}
+PROGRAMS = {"chroot", "gpu-node", "gpuruntime", "mount", "python3", "unshare"}
 DOCUMENT = "usr/share/doc/gpuruntime/gpu-node.cdx.json"
 RECORDS = "var/lib/dpkg/status.d/"
 # Imports every module that gpu-node can reach: a part of the standard library may be missing.
@@ -95,7 +95,7 @@ def test_a_container_is_nobody_by_default(config: dict[str, Any]) -> None:
     """What must be root says so in its manifest. Nothing of the build machine is in the config."""
     settings = config["config"]
     assert settings["User"] == "65534:65534"
-    assert settings["Env"] == ["PATH=/usr/bin"]
+    assert settings["Env"] == ["PATH=/usr/bin:/usr/sbin"]
     assert settings["Cmd"] == ["gpu-node", "--help"]
     assert not settings.get("Entrypoint")
 

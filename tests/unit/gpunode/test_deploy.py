@@ -39,6 +39,14 @@ RIGHTS: dict[str, dict[str, set[str]]] = {
     "overlays/device-plugin": {"device-plugin": set()},
     "overlays/labels-and-metrics": {"exporter": set(), **LABELS},
     "overlays/monitoring": {**NOTHING, **LABELS},
+    "overlays/mig": {
+        **NOTHING,
+        **LABELS,
+        "mig-manager": {
+            *(f"{verb} nodes" for verb in ("get", "list", "watch", "patch")),
+            "create events in default",
+        },
+    },
     "overlays/mps": {**NOTHING, **LABELS},
     "overlays/node-feature": {
         **NOTHING,
@@ -67,6 +75,9 @@ EXTRAS = {
     "agent": {
         *("root", "KILL", "SETGID", "SETUID", "host /", "host /var/run/cdi"),
         *(f"host /var/lib/kubelet/{name}" for name in ("device-plugins", "pod-resources")),
+    },
+    "mig-manager": {
+        *("root", "host /", "CHOWN", "DAC_OVERRIDE", "FOWNER", "MKNOD", "SYS_ADMIN", "SYS_CHROOT"),
     },
     **dict.fromkeys(INSTALLERS, OF_INSTALLER),
 }
