@@ -21,7 +21,6 @@ from cluster import NODE, Cluster, ClusterError, pod, until
 from deploy import DEPLOY, SPACE
 
 RESOURCE = "nvidia.com/gpu"
-MIG_LABEL = "nvidia.com/mig.config"
 GPUS = 4
 # What the kubelet writes beside the sockets of device plugins.
 OF_KUBELET = ("kubelet.sock", "kubelet_internal_checkpoint")
@@ -46,14 +45,6 @@ def forget_faults() -> None:
     new = configuration.with_suffix(".new")
     new.write_text("".join(line for line in lines if not line.startswith("at ")))
     new.rename(configuration)
-
-
-def kernel_files(directory: Path) -> Path:
-    """Keep the driver's files in /proc, which the /proc of the cluster hides; return the place."""
-    place = directory / "proc-driver"
-    place.mkdir()
-    subprocess.run(["mount", "--rbind", "/proc/driver", place], check=True)
-    return place
 
 
 class Node:
@@ -108,9 +99,6 @@ class Node:
         # Beside the library that the runtime mounts: services pass no environment on to it.
         answers = os.environ["SIMHOST_CONF"]
         mounts = {"driver": (Path(answers), answers)}
-        if spec["serviceAccountName"] == "mig-manager":
-            # Uses the library of the host, which has its answers beside it.
-            mounts = {}
         if spec["serviceAccountName"].endswith("installer"):
             variables = {"RUNTIME_RESTART_MODE": "none"}
             variables |= {"RUNTIME": "containerd", "RUNTIME_CONFIG": str(self.config)}
@@ -155,9 +143,7 @@ class Node:
 
     def remove(self, folder: str) -> None:
         """Delete the objects of *folder*, and wait until they are gone."""
-        self.cluster.run(
-            "kubectl", "delete", "-k", str(DEPLOY / folder), "--timeout=120s", "--ignore-not-found"
-        )
+        self.cluster.run("kubectl", "delete", "-k", str(DEPLOY / folder), "--timeout=120s")
 
     def log_of(self, name: str, container: str) -> str:
         """Return the log of the *container* in the pod of the DaemonSet *name*."""
@@ -182,16 +168,13 @@ class Node:
         return self.cluster.logs(name).split()
 
 
-def life(cluster: Cluster, layer: Path, driver: Path, archive: str) -> dict[str, Any]:
+def life(cluster: Cluster, layer: Path, archive: str) -> dict[str, Any]:
     """Take the node from nothing to pods with GPUs, to a second version, and to nothing again."""
-    cluster.beside("mount", "--rbind", str(driver), "/proc/driver")
     forget_faults()
     node = Node(cluster, layer)
     results: dict[str, Any] = {}
     cluster.run("import", archive)
-    # Without what other plays have left on the node.
-    others = ("nvidia.com/gpu.deploy.dcgm-", f"{MIG_LABEL}-", f"{MIG_LABEL}.state-")
-    cluster.run("kubectl", "label", "node", NODE, "nvidia.com/gpu.present=true", *others)
+    cluster.run("kubectl", "label", "node", NODE, "nvidia.com/gpu.present=true")
     before = node.files()
     node.apply("overlays/install", "installer")
     results["installed"] = node.log_of("installer", "install")
@@ -208,7 +191,6 @@ def life(cluster: Cluster, layer: Path, driver: Path, archive: str) -> dict[str,
     results["restarts"] = restarts(node)
     results["upgrade"] = upgrade(node)
     cluster.delete("pod", "first", "third")
-    results["mig"] = mig(node)
     results["rest"] = rest(node, before)
     return results
 
@@ -234,40 +216,8 @@ def upgrade(node: Node) -> dict[str, Any]:
     return {**results, "third": node.started("third"), "first": node.cluster.phase("first")}
 
 
-def mig(node: Node) -> dict[str, Any]:
-    """Have a label partition all GPUs, and undo it.
-
-    MIG devices are not offered here: the /proc of pods lacks files of the simulated driver.
-    """
-    cluster = node.cluster
-    node.apply("overlays/mig", "mig-manager")
-    restart = ("rollout", "restart", "daemonset/device-plugin", "-n", SPACE)
-    cluster.run("kubectl", *restart)
-    node.rolled_out("device-plugin")
-    results = {}
-    for config, gpus in (("all-1g.10gb", 0), ("all-disabled", GPUS)):
-        cluster.run(
-            *("kubectl", "label", "--overwrite", "node", NODE, f"{MIG_LABEL}={config}"),
-        )
-        try:
-            until(lambda gpus=gpus: cluster.amounts(RESOURCE)[1] == gpus, f"{gpus} GPUs")
-            until(lambda: state_of_mig(cluster) == "success", "the change is complete")
-        except ClusterError as error:
-            raise ClusterError(f"{error}\n{node.log_of('mig-manager', 'mig-manager')}") from error
-        results[config] = cluster.amounts(RESOURCE)[1]
-    return results
-
-
-def state_of_mig(cluster: Cluster) -> str:
-    """Return what the manager of MIG says of the node."""
-    state: str = cluster.get("node", NODE)["metadata"]["labels"].get(f"{MIG_LABEL}.state", "")
-    return state
-
-
 def rest(node: Node, before: dict[str, str]) -> dict[str, Any]:
     """Remove everything; return the files that are not as they were *before*, and the log."""
-    node.remove("overlays/mig")
-    # Both have most objects; that of the installer alone is left.
     node.remove("overlays/install")
     node.apply("overlays/uninstall", "uninstaller")
     log = node.log_of("uninstaller", "uninstall")

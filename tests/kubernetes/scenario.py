@@ -228,7 +228,7 @@ def main() -> None:
     # The cluster makes directories in /var/lib, which is also that of other tests.
     for place in (WORK, Path("/var/lib")):
         subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "work", place], check=True)
-    layer, driver = node_life.layer_of_opt(WORK), node_life.kernel_files(WORK)
+    layer = node_life.layer_of_opt(WORK)
     cluster = Cluster(WORK / "s", BIN / "gpu-container-runtime")
     results: dict[str, Any] = {"namespace": os.readlink("/proc/self/ns/pid")}
     try:
@@ -244,7 +244,7 @@ def main() -> None:
             ):
                 results[play.__name__] = play(cluster)
             for archive in sys.argv[1:]:
-                results["deployed"] = node_life.life(cluster, layer, driver, archive)
+                results["deployed"] = node_life.life(cluster, layer, archive)
     except ClusterError as error:
         fail(error, [LOG, *(WORK / "s/logs" / name for name in ("kubelet.log", "apiserver.log"))])
     print(json.dumps(results))

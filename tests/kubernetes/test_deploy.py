@@ -94,11 +94,6 @@ def test_an_upgrade_disturbs_no_pod(life: dict[str, Any]) -> None:
     assert upgrade["third"] != life["first"]
 
 
-def test_a_label_of_the_node_partitions_its_gpus(life: dict[str, Any]) -> None:
-    """The kubelet has no whole GPU any more, and has all of them again after the next label."""
-    assert life["mig"] == {"all-1g.10gb": 0, "all-disabled": 4}
-
-
 def test_the_files_of_the_node_are_as_they_were(life: dict[str, Any]) -> None:
     """After the uninstaller, to the byte: the engine's config, and all that was created."""
     assert "removed" in life["rest"]["log"]
