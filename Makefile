@@ -15,6 +15,8 @@ SOURCES := $(shell find cdi gpuruntime hooks -name '*.py')
 
 # For the tests; see test-kubernetes.
 export KUBERNETES
+# make test SHORT=1: without the tests of what a release needs (tests/release_tests.py), and their packages.
+export GPURUNTIME_TEST_SHORT := $(SHORT)
 # Set by `make -s`: the scripts then print nothing but errors.
 export QUIET := $(findstring s,$(filter-out --%,$(firstword -$(MAKEFLAGS))))
 SAY = @[ -n '$(QUIET)' ] || echo >&2
@@ -30,7 +32,7 @@ help: ## list the targets
 setup: packages programs ## install missing Debian packages, make .venv with all commands, compile the launcher
 
 packages:
-	@PYTHON='$(PYTHON)' scripts/setup demo test$(if $(KUBERNETES), kubernetes)
+	@PYTHON='$(PYTHON)' scripts/setup demo test$(if $(SHORT),, release)$(if $(KUBERNETES), kubernetes)
 
 # The build and the demo need few packages; a machine for the tests needs all of them.
 demo-packages:
@@ -98,11 +100,11 @@ prepared: setup
 compiled: setup
 	@$(BIN)/python tests/compiled.py
 
-# Lint and what tests share at once, then a worker more than cores, because many tests wait. A worker has all
+# Lint and what tests share at once, then two workers more than cores, because many tests wait. A worker has all
 # tests of a file, and first those that take long (tests/conftest.py).
 CORES := $(shell nproc)
 RUN_TESTS = $(MAKE) --no-print-directory -j$(CORES) --output-sync=target lint prepared compiled && \
-  $(BIN)/python -m pytest -n $(or $(WORKERS),$(shell expr $(CORES) + 1)) --dist loadfile \
+  $(BIN)/python -m pytest -n $(or $(WORKERS),$(shell expr $(CORES) + 2)) --dist loadfile \
   --no-loadscope-reorder --max-worker-restart 0 --durations 10
 
 # Without the tests that are marked `slow`; `make test` runs these.
@@ -111,7 +113,7 @@ check: setup ## run lint, the quick unit tests and one container, in under a min
 	@$(BIN)/python -m pytest -q -m 'not slow' -n $(or $(WORKERS),$(CORES)) --dist loadfile --max-worker-restart 0 \
 	  tests/unit '$(CHECK_CONTAINER)'
 
-test: setup ## run lint and every test that can run here, WORKERS=N at a time
+test: setup ## run lint and every test that can run here, WORKERS=N at a time; SHORT=1: without those of releases
 	@$(RUN_TESTS)
 
 test-all: setup ## run the same with every combination of runtime, namespace, system call and environment

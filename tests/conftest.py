@@ -39,8 +39,11 @@ PRIVILEGED = {
 TIERS = ("unit", "property", "conformance", *PRIVILEGED)
 OUTCOMES = {"passed": "passed", "failed": "failed", "error": "failed", "skipped": "skipped"}
 
+# Tests of the node start gRPC's threads, and its handlers of fork, which wait for them, would run
+# in the forks of all later tests of the same worker.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 pytest.register_assert_rewrite("containers.seen", "containers.labspec")
-pytest_plugins = ("catalogue", "deadline")
+pytest_plugins = ("catalogue", "deadline", "release_tests")
 # No deadline: what an example takes depends on what else the machine does.
 settings.register_profile("usual", max_examples=effort.tries(100), deadline=None)
 settings.load_profile("usual")

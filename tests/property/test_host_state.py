@@ -226,6 +226,10 @@ def test_changes_are_seen_together_in_any_order(chosen: list[str]) -> None:
         assert bool(seen) == bool(chosen)
 
 
+# After the first, the directory of the second is no longer configured.
+UNDONE = ("library directory configured in place", "configured library directory made")
+
+
 @settings(max_examples=tries(30), deadline=None)
 @given(st.sampled_from(sorted(CHANGES)), st.sampled_from(sorted(CHANGES)))
 def test_a_second_change_is_seen_as_well(first: str, second: str) -> None:
@@ -234,7 +238,7 @@ def test_a_second_change_is_seen_as_well(first: str, second: str) -> None:
         host = host_trees.build(Path(directory))
         CHANGES[first][1](host)
         state = state_of(host)
-        if first == second:
+        if first == second or (first, second) == UNDONE:
             return
         try:
             CHANGES[second][1](host)

@@ -96,12 +96,17 @@ def test_a_quiet_setup_says_only_what_fails(bare: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "groups"), [("demo", ["demo"]), ("setup", ["demo test", "demo"])]
+    ("target", "groups"),
+    [
+        ("demo", ["demo"]),
+        ("setup", ["demo test release", "demo"]),
+        ("setup SHORT=1", ["demo test", "demo"]),
+    ],
 )
 def test_a_target_installs_the_packages_of_its_group(target: str, groups: list[str]) -> None:
     """As the recipes say that make would run."""
     done = subprocess.run(
-        ["make", "-n", "--no-print-directory", "-C", str(TREE), target, "PYTHON=/python"],
+        ["make", "-n", "--no-print-directory", "-C", str(TREE), *target.split(), "PYTHON=/python"],
         env={"PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
