@@ -40,8 +40,10 @@ TIERS = ("unit", "property", "conformance", *PRIVILEGED)
 OUTCOMES = {"passed": "passed", "failed": "failed", "error": "failed", "skipped": "skipped"}
 
 # Tests of the node start gRPC's threads, and its handlers of fork, which wait for them, would run
-# in the forks of all later tests of the same worker.
+# in the forks of all later tests of the same worker. Nor may a fork collect garbage of its parent:
+# gRPC's destructors wait, without end, for threads that the fork does not have.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+os.register_at_fork(after_in_child=gc.freeze)
 pytest.register_assert_rewrite("containers.seen", "containers.labspec")
 pytest_plugins = ("catalogue", "deadline", "release_tests")
 # No deadline: what an example takes depends on what else the machine does.
