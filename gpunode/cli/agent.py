@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpunode import service_log
-from gpunode.cli import agent_services
+from gpunode.cli import agent_services, options
 from gpunode.cli.agent_services import EXPORTER, FEATURE_DISCOVERY, SERVICES
 from gpunode.config.schema_check import CHECKER
 from gpunode.watch.child_handle import import_path
@@ -35,13 +36,7 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="File that names the services and their options.",
 )
-@click.option(
-    "--log-format",
-    type=click.Choice(service_log.FORMATS),
-    default=service_log.TEXT,
-    envvar="LOG_FORMAT",
-    help="Form of the log lines on standard error.  [default: text]",
-)
+@options.log_format
 def agent(*, config_path: str, log_format: str) -> None:
     """Run several services in one program.
 
@@ -67,7 +62,6 @@ def _agent(file: ConfigFile, arguments: Mapping[str, list[str]], log_format: str
     from gpunode.services.agent import Agent  # noqa: PLC0415
     from gpunode.services.observation import watcher  # noqa: PLC0415
     from gpunode.services.service_group import ServiceGroup  # noqa: PLC0415
-    from gpunode.services.shared_watcher import SharedWatcher  # noqa: PLC0415
     from gpunode.services.spec_files import roots  # noqa: PLC0415
     from gpunode.services.surroundings import Surroundings  # noqa: PLC0415
 
@@ -75,7 +69,7 @@ def _agent(file: ConfigFile, arguments: Mapping[str, list[str]], log_format: str
     observed = watcher(roots(Config(nvidia_driver_root=root, nvidia_dev_root=root)))
     choice = choice_of(file)
     surroundings = Surroundings(
-        lambda _: SharedWatcher(observed),
+        lambda _: contextlib.nullcontext(observed),
         choice.load_path,
         driver_root=root,
         holdable=observed,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -21,7 +22,6 @@ from gpunode.services.config_choice import ConfigChoice
 from gpunode.services.node_label import NodeLabel
 from gpunode.services.relay import ClientEnd
 from gpunode.services.service_group import ServiceGroup
-from gpunode.services.shared_watcher import SharedWatcher
 from gpunode.services.surroundings import Surroundings
 from gpunode.services.turns import STOP_SIGNALS
 from gpunode.services.unprivileged import RELAY
@@ -79,7 +79,9 @@ async def _serve(
 
     sockets = {name: socket.socket(fileno=number) for name, number in options["sockets"].items()}
     link = ClientEnd(sockets[RELAY], use_config)
-    surroundings = Surroundings(lambda _: SharedWatcher(link), choice.load_path, sockets, client)
+    surroundings = Surroundings(
+        lambda _: contextlib.nullcontext(link), choice.load_path, sockets, client
+    )
     makers = {
         name: agent_services.maker(name, ctx, surroundings) for name, ctx in contexts.items()
     }

@@ -9,41 +9,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpunode import service_log
+from gpunode.cli import options
 from gpunode.config import named
 from gpuruntime.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gpunode.services.config_manager import ConfigManager
 
 _PROCESS = "nvidia-device-plugin"
 
 
-def _boolean(
-    option: str, variable: str, help_: str, *, default: bool
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return an option that takes true and false, and is true without a value."""
-    return click.option(
-        f"--{option}",
-        type=bool,
-        is_flag=False,
-        flag_value="true",
-        default=default,
-        envvar=variable,
-        metavar="BOOLEAN",
-        help=f"{help_}  [default: {str(default).lower()}]",
-    )
-
-
 @click.command()
-@click.option(
-    "--node-name",
-    default="",
-    envvar="NODE_NAME",
-    metavar="NAME",
-    help="Name of the node in the API server.",
-)
+@options.node_name
 @click.option(
     "--node-label",
     default=named.NODE_LABEL,
@@ -80,8 +57,11 @@ def _boolean(
     help="Without a default, separated by commas: named (the config called default), single (the "
     "only config), empty (none).",
 )
-@_boolean(
-    "send-signal", "SEND_SIGNAL", "Send a signal to the plugin after a change.", default=True
+@options.boolean(
+    "--send-signal",
+    variable="SEND_SIGNAL",
+    default=True,
+    text="Send a signal to the plugin after a change.",
 )
 @click.option(
     "--signal",
@@ -98,28 +78,12 @@ def _boolean(
     metavar="NAME",
     help=f'Program of the plugin, or "gpu-node device-plugin".  [default: {_PROCESS}]',
 )
-@_boolean("oneshot", "ONESHOT", "Set the symlink once, and exit.", default=False)
-@click.option(
-    "--kubeconfig",
-    default="",
-    envvar="KUBECONFIG",
-    metavar="FILE",
-    help="Access to the API server.  [default: that of the pod]",
+@options.boolean(
+    "--oneshot", variable="ONESHOT", default=False, text="Set the symlink once, and exit."
 )
-@click.option(
-    "--healthz",
-    default="",
-    envvar="HEALTHZ",
-    metavar="ADDRESS",
-    help="HOST:PORT of the probes /livez, /readyz and /healthz.  [default: none]",
-)
-@click.option(
-    "--log-format",
-    type=click.Choice(service_log.FORMATS),
-    default=service_log.TEXT,
-    envvar="LOG_FORMAT",
-    help="Form of the log lines on standard error.  [default: text]",
-)
+@options.kubeconfig
+@options.healthz
+@options.log_format
 def config_manager(*, log_format: str, oneshot: bool, **values: Any) -> None:  # noqa: ANN401
     """Choose the config of a device plugin by a label of the node.
 

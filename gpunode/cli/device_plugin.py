@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 
 from gpunode import service_log
+from gpunode.cli import options
 from gpunode.config import settings
 from gpunode.config.effective import Config, OptionText
 from gpunode.config.settings import Setting
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from gpunode.services.surroundings import Surroundings
 
 _CONFIG_FILE_VARIABLE = "CONFIG_FILE"
-_SERVICE_OPTIONS = (
+# Of each service that reads the config file.
+service_options = options.together(
     click.option(
         "--config-file",
         default="",
@@ -31,20 +33,8 @@ _SERVICE_OPTIONS = (
         metavar="FILE",
         help="Config file, version v1; SIGHUP reads it again.",
     ),
-    click.option(
-        "--healthz",
-        default="",
-        envvar="HEALTHZ",
-        metavar="ADDRESS",
-        help="HOST:PORT of the probes /livez, /readyz and /healthz.  [default: none]",
-    ),
-    click.option(
-        "--log-format",
-        type=click.Choice(service_log.FORMATS),
-        default=service_log.TEXT,
-        envvar="LOG_FORMAT",
-        help="Form of the log lines on standard error.  [default: text]",
-    ),
+    options.healthz,
+    options.log_format,
 )
 
 
@@ -76,11 +66,7 @@ def _option(setting: Setting) -> Callable[..., Any]:
     )
 
 
-def setting_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add an option for each setting to a click command."""
-    for setting in reversed(settings.SETTINGS):
-        command = _option(setting)(command)
-    return command
+setting_options = options.together(*map(_option, settings.SETTINGS))
 
 
 def option_texts(
@@ -117,11 +103,15 @@ def load_config(path: str, options: Mapping[str, OptionText]) -> Config:
     return effective(options, files.read(path))
 
 
-def service_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of each service that reads the config file to a click command."""
-    for option in reversed(_SERVICE_OPTIONS):
-        command = option(command)
-    return command
+def config_loader(ctx: click.Context, path: Callable[[], str] | None) -> Callable[[], Config]:
+    """Return what reads the config: the options in *ctx*, and a file.
+
+    *path* returns the path of the file, None for that of the options.
+    """
+    values = {name: value for name, value in ctx.params.items() if name in settings.BY_NAME}
+    texts = option_texts(ctx, values, os.environ)
+    path_of_file = path or (lambda: str(ctx.params["config_file"]))
+    return lambda: load_config(path_of_file(), texts)
 
 
 @click.command()
@@ -179,9 +169,5 @@ def service(
     """
     from gpunode.services.device_plugin import DevicePlugin  # noqa: PLC0415
 
-    values = {name: value for name, value in ctx.params.items() if name in settings.BY_NAME}
-    options = option_texts(ctx, values, os.environ)
-    path = config_path or (lambda: str(ctx.params["config_file"]))
-    return DevicePlugin(
-        lambda: load_config(path(), options), healthz=ctx.params["healthz"], watch=watch
-    )
+    load = config_loader(ctx, config_path)
+    return DevicePlugin(load, healthz=ctx.params["healthz"], watch=watch)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpunode import service_log
+from gpunode.cli import options
 
 if TYPE_CHECKING:
     from gpunode.services.exporter import Exporter
@@ -90,13 +91,7 @@ POD_RESOURCES = "/var/lib/kubelet/pod-resources/kubelet.sock"
     metavar="ADDRESS",
     help="Another HOST:PORT of the probes /livez, /readyz and /healthz.  [default: none]",
 )
-@click.option(
-    "--log-format",
-    type=click.Choice(service_log.FORMATS),
-    default=service_log.TEXT,
-    envvar="LOG_FORMAT",
-    help="Form of the log lines on standard error.  [default: text]",
-)
+@options.log_format
 def exporter(
     *,
     once: bool,

@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from gpunode import service_log
+from gpunode.cli import options
 from gpunode.cli.device_plugin import load_config
 from gpunode.config import settings
 from gpunode.config.effective import OptionText
@@ -134,9 +135,7 @@ def _with_file(ctx: click.Context, values: dict[str, Any], config_file: str) -> 
     envvar="GFD_NODE_LABELS",
     help="Label the node itself instead of writing the file.",
 )
-@click.option(
-    "--node-name", default="", envvar="NODE_NAME", metavar="NAME", help="Name of this node."
-)
+@options.node_name
 @click.option(
     "--namespace",
     default="",
@@ -144,13 +143,7 @@ def _with_file(ctx: click.Context, values: dict[str, Any], config_file: str) -> 
     metavar="NAME",
     help="Namespace of the NodeFeature object.  [default: that of the pod]",
 )
-@click.option(
-    "--kubeconfig",
-    default="",
-    envvar="KUBECONFIG",
-    metavar="FILE",
-    help="File that names the API server.  [default: the cluster of the pod]",
-)
+@options.kubeconfig
 @click.option(
     "--nvidia-driver-root",
     envvar="NVIDIA_DRIVER_ROOT",
@@ -170,20 +163,8 @@ def _with_file(ctx: click.Context, values: dict[str, Any], config_file: str) -> 
     metavar="FILE",
     help="Config file of the device plugin, version v1; SIGHUP reads it again.",
 )
-@click.option(
-    "--healthz",
-    default="",
-    envvar="HEALTHZ",
-    metavar="ADDRESS",
-    help="HOST:PORT of the probes /livez, /readyz and /healthz.  [default: none]",
-)
-@click.option(
-    "--log-format",
-    type=click.Choice(service_log.FORMATS),
-    default=service_log.TEXT,
-    envvar="LOG_FORMAT",
-    help="Form of the log lines on standard error.  [default: text]",
-)
+@options.healthz
+@options.log_format
 @click.pass_context
 def feature_discovery(
     ctx: click.Context,

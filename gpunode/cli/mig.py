@@ -10,41 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpunode.cli import options
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from gpunode.mig.change import TargetsOf
     from gpunode.mig.host import Host
     from gpunode.mig.states import Target
     from gpunode.mig_config import MigConfig
 
-STATE_DIRECTORY = "/run/gpu-node/mig"
 _FAILURE = "Assertion failure: selected configuration not currently applied"
 
 
 @click.group()
-@click.option(
-    "--nvidia-driver-root",
-    "driver_root",
-    default="/",
-    envvar=["CONTAINER_DRIVER_ROOT", "DRIVER_ROOT_CTR_PATH", "NVIDIA_DRIVER_ROOT"],
-    metavar="PATH",
-    help="Directory below which the driver is installed.  [default: /]",
-)
-@click.option(
-    "--state-directory",
-    default=STATE_DIRECTORY,
-    envvar="GPU_NODE_MIG_STATE_DIRECTORY",
-    metavar="PATH",
-    help=f"Directory of the lock and the journal.  [default: {STATE_DIRECTORY}]",
-)
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0.1),
-    default=60.0,
-    metavar="SECONDS",
-    help="How long one call of NVML may take.  [default: 60]",
-)
+@options.mig_host
 @click.pass_context
 def mig(context: click.Context, driver_root: str, state_directory: str, timeout: float) -> None:
     """Partition GPUs by MIG, as a file of configs describes."""
@@ -53,16 +33,7 @@ def mig(context: click.Context, driver_root: str, state_directory: str, timeout:
     context.obj = Host(driver_root, state_directory, timeout)
 
 
-def _options(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
-
-
-_config_options = _options(
+_config_options = options.together(
     click.option(
         *("--config-file", "-f"),
         required=True,
@@ -84,7 +55,7 @@ _config_options = _options(
         help="Use the MIG modes of the config only.",
     ),
 )
-_change_options = _options(
+_change_options = options.together(
     click.option(
         *("--hooks-file", "-k"),
         default="",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpunode import service_log
-from gpunode.cli.mig import STATE_DIRECTORY
+from gpunode.cli import options
 from gpunode.config import settings
 from gpuruntime.errors import ArgumentError
 
@@ -43,16 +43,8 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
     metavar="FILE",
     help="File of programs to run before and after changes.",
 )
-@click.option(
-    "--node-name", default="", envvar="NODE_NAME", metavar="NAME", help="Name of this node."
-)
-@click.option(
-    "--kubeconfig",
-    default="",
-    envvar="KUBECONFIG",
-    metavar="FILE",
-    help="File that names the API server.  [default: the cluster of the pod]",
-)
+@options.node_name
+@options.kubeconfig
 @click.option(
     "--default-gpu-clients-namespace",
     "namespace",
@@ -70,16 +62,12 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
     help="Another operand to pause: the end of its label nvidia.com/gpu.deploy.NAME, and the "
     "label app of its pods.",
 )
-@click.option(
+@options.boolean(
     "--with-shutdown-host-gpu-clients",
     "stops_services",
-    type=bool,
-    is_flag=False,
-    flag_value="true",
+    variable="WITH_SHUTDOWN_HOST_GPU_CLIENTS",
     default=False,
-    envvar="WITH_SHUTDOWN_HOST_GPU_CLIENTS",
-    metavar="BOOLEAN",
-    help="Stop the services of --gpu-clients-file for a change.  [default: false]",
+    text="Stop the services of --gpu-clients-file for a change.",
 )
 @click.option(
     "--gpu-clients-file",
@@ -95,15 +83,11 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
     metavar="DURATION",
     help="How long the pods of paused operands may take to end.  [default: 5m]",
 )
-@click.option(
+@options.boolean(
     "--with-reboot",
-    type=bool,
-    is_flag=False,
-    flag_value="true",
+    variable="WITH_REBOOT",
     default=False,
-    envvar="WITH_REBOOT",
-    metavar="BOOLEAN",
-    help="Reboot the node if a MIG mode needs it.  [default: false]",
+    text="Reboot the node if a MIG mode needs it.",
 )
 @click.option(
     "--host-root-mount",
@@ -112,21 +96,7 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
     metavar="PATH",
     help="Root of the host, whose reboot and systemctl are run.  [default: /]",
 )
-@click.option(
-    "--nvidia-driver-root",
-    "driver_root",
-    default="/",
-    envvar=["CONTAINER_DRIVER_ROOT", "DRIVER_ROOT_CTR_PATH", "NVIDIA_DRIVER_ROOT"],
-    metavar="PATH",
-    help="Directory below which the driver is installed.  [default: /]",
-)
-@click.option(
-    "--state-directory",
-    default=STATE_DIRECTORY,
-    envvar="GPU_NODE_MIG_STATE_DIRECTORY",
-    metavar="PATH",
-    help=f"Directory of the lock and the journal.  [default: {STATE_DIRECTORY}]",
-)
+@options.mig_host
 @click.option(
     "--pause-file",
     default=PAUSE_FILE,
@@ -134,27 +104,8 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
     metavar="FILE",
     help=f"File of the operands to restore; it has to survive a reboot.  [default: {PAUSE_FILE}]",
 )
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0.1),
-    default=60.0,
-    metavar="SECONDS",
-    help="How long one call of NVML may take.  [default: 60]",
-)
-@click.option(
-    "--healthz",
-    default="",
-    envvar="HEALTHZ",
-    metavar="ADDRESS",
-    help="HOST:PORT of the probes /livez, /readyz and /healthz.  [default: none]",
-)
-@click.option(
-    "--log-format",
-    type=click.Choice(service_log.FORMATS),
-    default=service_log.TEXT,
-    envvar="LOG_FORMAT",
-    help="Form of the log lines on standard error.  [default: text]",
-)
+@options.healthz
+@options.log_format
 @click.pass_context
 def mig_manager(ctx: click.Context, /, *, log_format: str, **_: Any) -> None:  # noqa: ANN401
     """Partition the GPUs of this node as the label nvidia.com/mig.config says.

@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpunode import service_log
-from gpunode.cli.device_plugin import load_config, option_texts, service_options, setting_options
-from gpunode.config import settings
+from gpunode.cli.device_plugin import config_loader, service_options, setting_options
 
 if TYPE_CHECKING:
     from gpunode.services.mps_daemon import MpsDaemon
@@ -55,9 +53,5 @@ def service(
     """
     from gpunode.services.mps_daemon import MpsDaemon  # noqa: PLC0415
 
-    values = {name: value for name, value in ctx.params.items() if name in settings.BY_NAME}
-    options = option_texts(ctx, values, os.environ)
-    path = config_path or (lambda: str(ctx.params["config_file"]))
-    return MpsDaemon(
-        lambda: load_config(path(), options), healthz=ctx.params["healthz"], watch=watch
-    )
+    load = config_loader(ctx, config_path)
+    return MpsDaemon(load, healthz=ctx.params["healthz"], watch=watch)

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import click
 
+from gpunode.cli import options
 from gpunode.cli.device_plugin import load_config
 from gpunode.config import settings
 from gpunode.config.effective import OptionText
@@ -73,16 +74,8 @@ def _seconds(option: str, text: str) -> float:
     metavar="DIR",
     help="Root directory of the host, as this program sees it.  [default: /]",
 )
-@click.option(
-    "--node-name", default="", envvar="NODE_NAME", metavar="NAME", help="Name of this node."
-)
-@click.option(
-    "--kubeconfig",
-    default="",
-    envvar="KUBECONFIG",
-    metavar="FILE",
-    help="File that names the API server.  [default: the cluster of the pod]",
-)
+@options.node_name
+@options.kubeconfig
 @click.option(
     "--device-list-strategy",
     envvar="DEVICE_LIST_STRATEGY",

@@ -65,11 +65,6 @@ class Config:
     sharing: Sharing | None = None
     warnings: tuple[str, ...] = ()
 
-    @property
-    def uses_mps(self) -> bool:
-        """Whether resources are shared by MPS."""
-        return self.sharing is not None and self.sharing.kind is SharingKind.MPS
-
 
 def effective(options: Mapping[str, OptionText], file: ConfigFile) -> Config:
     """Return the configuration of *options* by name, and of *file*.

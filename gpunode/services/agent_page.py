@@ -49,11 +49,8 @@ class AgentPage:
 
     async def serve(self) -> None:
         """Serve until `turns` ends; raise HttpError."""
-        await self.server.start()
-        try:
+        async with self.server:
             await self.turns.stopped()
-        finally:
-            await self.server.close()
 
     def report(self) -> Report:
         """Return the state of the service: it has none that its page could not show."""

@@ -7,6 +7,7 @@ It sends a signal to the plugin after a change, for which both need one PID name
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -30,7 +31,7 @@ _LABEL = "node-label"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The process that is told of changes, None for the signal means that none is."""
+    """The process to signal after a change; *number* is the signal, None to send none."""
 
     process: str
     number: int | None = signal.SIGHUP
@@ -69,13 +70,8 @@ class ConfigManager:
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self.group.stop)
-        if self.probes is not None:
-            await self.probes.start()
-        try:
+        async with self.probes or contextlib.nullcontext():
             await self.group.serve()
-        finally:
-            if self.probes is not None:
-                await self.probes.close()
 
     def take(self, value: str | None) -> None:
         """Set the symlink by the label's *value*; raise ConfigError if it cannot be written."""

@@ -84,13 +84,8 @@ class DevicePlugin:
     async def run(self) -> None:
         """Serve until a signal stops the service; raise the errors of `serve`."""
         self.turns.take_signals()
-        if self.probes is not None:
-            await self.probes.start()
-        try:
+        async with self.probes or contextlib.nullcontext():
             await self.serve()
-        finally:
-            if self.probes is not None:
-                await self.probes.close()
 
     async def serve(self) -> None:
         """Serve until `turns` ends.

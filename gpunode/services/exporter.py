@@ -99,19 +99,17 @@ class Exporter:
         """Serve until `turns` ends; raise HttpError."""
         asking = asyncio.create_task(self._ask_for_pods())
         try:
-            await self.server.start()
-            if self.probes is not None:
-                await self.probes.start()
-            async with self.watch() as observed:
+            async with (
+                self.server,
+                self.probes or contextlib.nullcontext(),
+                self.watch() as observed,
+            ):
                 async for turn in self.turns.of(observed, self._timeout):
                     self.take(turn.update, observed.request_telemetry())
         finally:
             asking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await asking
-            await self.server.close()
-            if self.probes is not None:
-                await self.probes.close()
 
     def _timeout(self) -> float:
         """Return the seconds until the next look at the watcher's values without an update."""

@@ -8,6 +8,7 @@ node does not lose them in an upgrade.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -86,13 +87,8 @@ class FeatureDiscovery:
     async def run(self) -> None:
         """Publish until a signal ends the service, or once; raise the errors of `serve`."""
         self.turns.take_signals()
-        if self.probes is not None:
-            await self.probes.start()
-        try:
+        async with self.probes or contextlib.nullcontext():
             await self.serve()
-        finally:
-            if self.probes is not None:
-                await self.probes.close()
 
     async def serve(self) -> None:
         """Publish until `turns` ends, or once.

@@ -8,6 +8,7 @@ import contextlib
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import Self
 
 from gpuruntime.errors import ArgumentError, GpuRuntimeError
 
@@ -79,6 +80,15 @@ class HttpServer:
         if self._server is not None:
             self._server.close()
             self._server = None
+
+    async def __aenter__(self) -> Self:
+        """Listen; raise HttpError if the address cannot be used."""
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Listen no longer."""
+        await self.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one request; a client that is slow or sends too much gets no answer."""

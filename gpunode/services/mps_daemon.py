@@ -72,13 +72,8 @@ class MpsDaemon:
     async def run(self) -> None:
         """Serve until a signal ends the service."""
         self.turns.take_signals()
-        if self.probes is not None:
-            await self.probes.start()
-        try:
+        async with self.probes or contextlib.nullcontext():
             await self.serve()
-        finally:
-            if self.probes is not None:
-                await self.probes.close()
 
     async def serve(self) -> None:
         """Keep the daemons as the GPUs and the config are, until `turns` ends."""

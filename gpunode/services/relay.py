@@ -18,7 +18,7 @@ from gpunode.model import DriverState, DriverStatus, Telemetry, Update
 from gpunode.services.observation import Measuring
 from gpunode.watch import framing, wire
 from gpunode.watch.framing import FrameError
-from gpunode.watch.watcher import Stream
+from gpunode.watch.streams import Streams
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class ClientEnd:
         self._current = Update(DriverStatus(DriverState.STARTING, 0.0), None)
         self._telemetry: Telemetry | None = None
         self._received_at = 0.0
-        self._streams: list[Stream] = []
+        self._streams = Streams(lambda: self.current)
         self._reports: list[asyncio.Future[dict[str, Any]]] = []
         self._writer: asyncio.StreamWriter | None = None
 
@@ -136,19 +136,12 @@ class ClientEnd:
         """The last update, without events."""
         return Update(self._current.status, self._current.model)
 
-    async def updates(self) -> AsyncIterator[Update]:
+    def updates(self) -> AsyncIterator[Update]:
         """Yield the current state, then an update after each change.
 
         A consumer that is slow gets the newest state, with all events since its last update.
         """
-        stream = Stream()
-        self._streams.append(stream)
-        try:
-            yield self.current
-            while await stream.has_more():
-                yield Update(self._current.status, self._current.model, stream.take())
-        finally:
-            self._streams.remove(stream)
+        return self._streams.updates()
 
     def request_telemetry(self) -> Telemetry | None:
         """Return the last measurements, None before the first; have them made from now on."""
@@ -187,8 +180,7 @@ class ClientEnd:
     def _note(self, value: Update | Telemetry) -> None:
         if isinstance(value, Update):
             self._current = value
-            for stream in self._streams:
-                stream.add(value.events)
+            self._streams.publish(value.events)
         else:
             self._telemetry = value
             self._received_at = asyncio.get_running_loop().time()

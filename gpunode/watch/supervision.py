@@ -77,7 +77,6 @@ class Supervision:
         self._failures = 0
         self._abandoned = 0
         self._telemetry_until = now
-        self._last_answer = now
         self._asks_again = False
         self.status = DriverStatus(DriverState.STARTING, now)
 
@@ -138,7 +137,6 @@ class Supervision:
         if self._phase is not _Phase.ASKED:
             return
         self._set_status(now, answer.state, answer.reason, answer.hint)
-        self._last_answer = now
         if answer.ends:
             self._phase = _Phase.ENDING
             self._due = now + self._settings.grace_s

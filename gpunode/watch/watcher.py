@@ -17,6 +17,7 @@ from gpunode.watch import wire
 from gpunode.watch.changes import History
 from gpunode.watch.child_handle import ChildHandle
 from gpunode.watch.framing import FrameError
+from gpunode.watch.streams import Streams
 from gpunode.watch.supervision import Action, Settings, Supervision
 
 # A child that hangs and has no parent ends after this many deadlines.
@@ -58,7 +59,7 @@ class Watcher:
         self._child: ChildHandle | None = None
         self._abandoned: list[ChildHandle] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._streams: list[Stream] = []
+        self._streams = Streams(lambda: self.current)
         self._ended = asyncio.Event()
         self._is_closing = False
 
@@ -75,8 +76,7 @@ class Watcher:
         self._is_closing = True
         if self._timer is not None:
             self._timer.cancel()
-        for stream in self._streams:
-            stream.end()
+        self._streams.end()
         child = self._child
         if child is not None:
             # A child that is idle ends by itself.
@@ -98,19 +98,12 @@ class Watcher:
         """The process id of the child, None while there is none."""
         return self._child.pid if self._child else None
 
-    async def updates(self) -> AsyncIterator[Update]:
+    def updates(self) -> AsyncIterator[Update]:
         """Yield the current state, then an update after each change, until the watcher ends.
 
         A consumer that is slow gets the newest state, with all events since its last update.
         """
-        stream = Stream()
-        self._streams.append(stream)
-        try:
-            yield self.current
-            while await stream.has_more():
-                yield Update(self._supervision.status, self._model, stream.take())
-        finally:
-            self._streams.remove(stream)
+        return self._streams.updates()
 
     async def hold(self) -> None:
         """End the child, and start none until `resume`: nothing here uses the driver then.
@@ -159,7 +152,7 @@ class Watcher:
             delay_s = max(0.0, due - self._clock())
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._advance)
         if self._supervision.status != before:
-            self._publish(())
+            self._streams.publish(())
 
     def _do(self, action: Action) -> None:
         now = self._clock()
@@ -225,7 +218,7 @@ class Watcher:
             self._break(str(error))
             return
         if isinstance(content, Event):
-            self._publish((content,))
+            self._streams.publish((content,))
         elif isinstance(content, wire.Changed):
             self._supervision.changed(now)
             self._advance()
@@ -245,7 +238,7 @@ class Watcher:
         if answer.model is not None:
             self._model = answer.model
         if has_news or events:
-            self._publish(events)
+            self._streams.publish(events)
             self._advance()
         else:
             self._advance_from(before)
@@ -258,42 +251,8 @@ class Watcher:
     def _advance_from(self, before: object) -> None:
         """Advance, and publish the status if it is not that of *before*."""
         if self._supervision.status != before:
-            self._publish(())
+            self._streams.publish(())
         self._advance()
-
-    def _publish(self, events: tuple[Event, ...]) -> None:
-        for stream in self._streams:
-            stream.add(events)
-
-
-class Stream:
-    """What one consumer has not seen yet."""
-
-    def __init__(self) -> None:
-        self._events: tuple[Event, ...] = ()
-        self._signal = asyncio.Event()
-        self._has_ended = False
-
-    def add(self, events: tuple[Event, ...]) -> None:
-        """Note a change of the state, with *events*."""
-        self._events += events
-        self._signal.set()
-
-    def end(self) -> None:
-        """Note that there is nothing more."""
-        self._has_ended = True
-        self._signal.set()
-
-    async def has_more(self) -> bool:
-        """Wait for a change; return False at the end."""
-        await self._signal.wait()
-        self._signal.clear()
-        return not self._has_ended
-
-    def take(self) -> tuple[Event, ...]:
-        """Return the events that were not taken yet."""
-        events, self._events = self._events, ()
-        return events
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
