@@ -130,7 +130,7 @@ test-newer-engines: setup ## have podman, docker and containerd of newer Debian 
 test-kubernetes: needs-root setup image ## offer GPUs to a real Kubernetes: make test-kubernetes KUBERNETES=DIR
 	@[ -n '$(KUBERNETES)' ] || { echo 'test-kubernetes: KUBERNETES names no directory' >&2; \
 	  echo 'hint: run: make test-kubernetes KUBERNETES=DIR' >&2; exit 1; }
-	@GPURUNTIME_TEST_REQUIRE=kubernetes $(BIN)/python -m pytest -q tests/kubernetes
+	@GPURUNTIME_TEST_REQUIRE=kubernetes,image $(BIN)/python -m pytest -q tests/kubernetes
 
 test-switch: needs-root setup ## switch a simulated node from the incumbent to us and back, with the installed engines
 	@$(BIN)/python -m pytest -qq tests/switch
@@ -221,7 +221,7 @@ image: wheel ## build the OCI image with gpu-node for the nodes of a cluster, be
 	@PYTHON='$(PYTHON)' scripts/setup image
 	@PYTHON='$(PYTHON)' START_PYTHON='$(START_PYTHON)' CC='$(CC)' LAUNCHER_FLAGS='$(LAUNCHER_FLAGS)' \
 	  VERSION='$(OUR_VERSION)' BIN='$(BIN)' scripts/image
-	@$(BIN)/python -m pytest -qq tests/image
+	@GPURUNTIME_TEST_REQUIRE=image $(BIN)/python -m pytest -qq tests/image
 
 release: setup ## build wheel, source, bundle, packages, their SBOM and checksums below build/release
 	@PYTHON='$(PYTHON)' START_PYTHON='$(START_PYTHON)' CC='$(CC)' LAUNCHER_FLAGS='$(LAUNCHER_FLAGS)' \

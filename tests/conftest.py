@@ -25,7 +25,7 @@ import effort
 import prepare
 import pytest
 from hypothesis import settings
-from kubernetes import cluster
+from kubernetes import cluster, images
 
 REQUIRE = "GPURUNTIME_TEST_REQUIRE"
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
@@ -35,6 +35,7 @@ PRIVILEGED = {
     "newer_engines": (),
     "engine": ("dockerd", "docker", "containerd", "ctr", "podman"),
     "kubernetes": cluster.PROGRAMS,
+    "image": ("chroot",),
 }
 TIERS = ("unit", "property", "conformance", *PRIVILEGED)
 OUTCOMES = {"passed": "passed", "failed": "failed", "error": "failed", "skipped": "skipped"}
@@ -222,6 +223,8 @@ def why_not(item: pytest.Item) -> str | None:
             return f"tier {tier}: not installed: {', '.join(missing)}"
         if tier == "kubernetes" and cluster.script() is None:
             return f"tier {tier}: {cluster.SCRIPT} is not in the directory KUBERNETES or on PATH"
+        if tier == "image" and images.current() is None:
+            return f"tier {tier}: no current image in build/image: run make image"
     return None
 
 

@@ -31,7 +31,7 @@ def run(options: Sequence[str]) -> int:
 
 
 def serve() -> int:
-    """Run what is asked for on standard input."""
+    """Run the commands that standard input names, each in a fork."""
     # As in an interpreter that has just started.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_IGN)

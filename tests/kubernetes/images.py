@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[2]
 # The root directory that the image was made of.
 TREE = SOURCE / "build/image/tree"
-MISSING = "no current image in build/image: run make image"
 _PACKAGES = ("cdi", "gpunode", "gpuruntime", "hooks")
 
 
+@functools.cache
 def current() -> Path | None:
     """Return the archive, None if it is missing or older than a module of ours."""
     sources = [path for name in _PACKAGES for path in (SOURCE / name).rglob("*.py")]

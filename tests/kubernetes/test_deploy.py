@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kubernetes import images
 
 # The one attempt that succeeds, of one account in a pod.
 ALLOWED = "label of ours"
@@ -24,9 +23,7 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.deadline(450
 
 @pytest.fixture(scope="module")
 def life(results: dict[str, Any]) -> dict[str, Any]:
-    """Return the life of the node with the image; skip without a current one."""
-    if "deployed" not in results:
-        pytest.skip(images.MISSING)
+    """Return the life of the node with the image."""
     life: dict[str, Any] = results["deployed"]
     return life
 
@@ -68,6 +65,7 @@ def test_nothing_remains_after_the_folder_was_deleted(results: dict[str, Any]) -
     assert results["removal"] == []
 
 
+@pytest.mark.image
 def test_a_node_gets_everything_from_one_folder(life: dict[str, Any]) -> None:
     """The runtime, labels, units, and a pod with one GPU that the metrics name."""
     assert "installed version " in life["installed"]
@@ -78,6 +76,7 @@ def test_a_node_gets_everything_from_one_folder(life: dict[str, Any]) -> None:
     )
 
 
+@pytest.mark.image
 def test_restarts_take_no_gpu_from_a_pod(life: dict[str, Any]) -> None:
     """Of the engine and of the kubelet; the next pod gets another GPU."""
     assert life["restarts"]["first"] == "Running"
@@ -85,6 +84,7 @@ def test_restarts_take_no_gpu_from_a_pod(life: dict[str, Any]) -> None:
     assert life["restarts"]["second"] != life["first"]
 
 
+@pytest.mark.image
 def test_an_upgrade_disturbs_no_pod(life: dict[str, Any]) -> None:
     """The second version is in force for the next pod."""
     upgrade = life["upgrade"]
@@ -94,7 +94,8 @@ def test_an_upgrade_disturbs_no_pod(life: dict[str, Any]) -> None:
     assert upgrade["third"] != life["first"]
 
 
+@pytest.mark.image
 def test_the_files_of_the_node_are_as_they_were(life: dict[str, Any]) -> None:
-    """After the uninstaller, to the byte: the engine's config, and all that was created."""
+    """The uninstaller restores the config byte for byte, and removes all that was created."""
     assert "removed" in life["rest"]["log"]
     assert life["rest"]["files"] == []
