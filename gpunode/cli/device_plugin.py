@@ -136,10 +136,11 @@ def device_plugin(
     service_log.start(log_format)
     import asyncio  # noqa: PLC0415 (--help and errors do not need the service)
 
+    from gpunode.services import standalone  # noqa: PLC0415
     from gpunode.services.observation import watcher  # noqa: PLC0415
 
     async def serve() -> None:
-        await service(ctx, watcher).run()
+        await standalone.run(service(ctx, watcher), ctx.params["healthz"])
 
     asyncio.run(serve())
 
@@ -170,4 +171,4 @@ def service(
     from gpunode.services.device_plugin import DevicePlugin  # noqa: PLC0415
 
     load = config_loader(ctx, config_path)
-    return DevicePlugin(load, healthz=ctx.params["healthz"], watch=watch)
+    return DevicePlugin(load, watch=watch)

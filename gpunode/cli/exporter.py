@@ -125,6 +125,7 @@ def exporter(
         least_rights.drop_rights(least_rights.groups_of_nodes(values["nvidia_driver_root"]))
     import asyncio  # noqa: PLC0415 (--help and errors do not need the service)
 
+    from gpunode.services import standalone  # noqa: PLC0415
     from gpunode.watch.watcher import Watcher  # noqa: PLC0415
 
     root = values["nvidia_driver_root"]
@@ -134,7 +135,7 @@ def exporter(
         if once:
             click.echo(await exporter.once(), nl=False)
         else:
-            await exporter.run()
+            await standalone.run(exporter, values["healthz"])
 
     asyncio.run(serve())
 
@@ -175,7 +176,6 @@ def service(
         values["listen"],
         Settings(selected.metrics, selected.labels, hostname),
         tuple(name.strip() for name in values["resource_names"].split(",") if name.strip()),
-        values["healthz"],
     )
     pods = PodResources(connection) if connection is not None else None
     return Exporter(watch, pods, options)

@@ -182,12 +182,13 @@ def feature_discovery(
     service_log.start(log_format)
     import asyncio  # noqa: PLC0415 (--help and errors do not need the service)
 
+    from gpunode.services import standalone  # noqa: PLC0415
     from gpunode.services.observation import watcher  # noqa: PLC0415
 
     discovery = service(ctx, watcher, _split if os.geteuid() == 0 else None)
 
     async def serve() -> None:
-        await discovery.run()
+        await standalone.run(discovery, ctx.params["healthz"])
 
     asyncio.run(serve())
 
@@ -269,7 +270,6 @@ def service(
         lambda: load_config(path(), options),
         publishers,
         Options(values["oneshot"], not values["no_timestamp"], _seconds(values["sleep_interval"])),
-        healthz=values["healthz"],
         watch=watch,
         read_machine=read_machine,
     )

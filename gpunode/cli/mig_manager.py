@@ -116,8 +116,10 @@ def mig_manager(ctx: click.Context, /, *, log_format: str, **_: Any) -> None:  #
     service_log.start(log_format)
     import asyncio  # noqa: PLC0415 (--help and errors do not need the service)
 
+    from gpunode.services import standalone  # noqa: PLC0415
+
     async def serve() -> None:
-        await service(ctx).run()
+        await standalone.run(service(ctx), ctx.params["healthz"])
 
     asyncio.run(serve())
 
@@ -197,7 +199,7 @@ def service(ctx: click.Context, watcher: Holdable | None = None) -> MigManager:
         client = connect_async(values["kubeconfig"])
         return node_watch.label_values(client, values["node_name"], CONFIG_LABEL)
 
-    return MigManager(make, label_values, watcher, healthz=values["healthz"])
+    return MigManager(make, label_values, watcher)
 
 
 def _boot_id() -> str:

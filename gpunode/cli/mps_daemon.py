@@ -31,10 +31,11 @@ def mps_daemon(ctx: click.Context, /, *, log_format: str, **_: Any) -> None:  # 
     service_log.start(log_format)
     import asyncio  # noqa: PLC0415 (--help and errors do not need the service)
 
+    from gpunode.services import standalone  # noqa: PLC0415
     from gpunode.services.observation import watcher  # noqa: PLC0415
 
     async def serve() -> None:
-        await service(ctx, watcher).run()
+        await standalone.run(service(ctx, watcher), ctx.params["healthz"])
 
     asyncio.run(serve())
 
@@ -54,4 +55,4 @@ def service(
     from gpunode.services.mps_daemon import MpsDaemon  # noqa: PLC0415
 
     load = config_loader(ctx, config_path)
-    return MpsDaemon(load, healthz=ctx.params["healthz"], watch=watch)
+    return MpsDaemon(load, watch=watch)

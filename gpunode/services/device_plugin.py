@@ -25,7 +25,7 @@ from gpunode.kubelet.registration import Registrar
 from gpunode.kubelet.sockets import KubeletError
 from gpunode.model import DriverState, Event, EventKind, Update
 from gpunode.services.delivery_choice import DeliveryChoice
-from gpunode.services.healthz import Report, probe_server
+from gpunode.services.healthz import Report
 from gpunode.services.mps_gate import MpsGate
 from gpunode.services.observation import Watch, watcher
 from gpunode.services.plugin_state import PluginState
@@ -54,7 +54,6 @@ class DevicePlugin:
         self,
         load: Callable[[], Config],
         *,
-        healthz: str = "",
         watch: Watch = watcher,
         environment: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.monotonic,
@@ -70,7 +69,6 @@ class DevicePlugin:
         self.specs = SpecFiles()
         self.mps_gate = MpsGate()
         self.backends: dict[str, ResourceBackend] = {}
-        self.probes = probe_server(healthz, self.report) if healthz else None
         self.config_problem = ""
         self.serve_problems: dict[str, str] = {}
         # Whether the state at start was one that could be served.
@@ -80,12 +78,6 @@ class DevicePlugin:
         self._ask_at = 0.0
         self._reasons: dict[str, str] = {}
         self._problems: tuple[str, ...] = ()
-
-    async def run(self) -> None:
-        """Serve until a signal stops the service; raise the errors of `serve`."""
-        self.turns.take_signals()
-        async with self.probes or contextlib.nullcontext():
-            await self.serve()
 
     async def serve(self) -> None:
         """Serve until `turns` ends.

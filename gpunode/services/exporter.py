@@ -51,7 +51,6 @@ class Options:
     listen: str = ":9400"
     settings: Settings = field(default_factory=Settings)
     resources: tuple[str, ...] = ()
-    healthz: str = ""
     proc: str = "/proc"
     pod_logs: str = LOGS
 
@@ -84,26 +83,12 @@ class Exporter:
         self.server = HttpServer(
             self.options.listen, "--listen", {"/metrics": self._metrics, **routes(self.report)}
         )
-        self.probes = (
-            HttpServer(self.options.healthz, "--healthz", routes(self.report))
-            if self.options.healthz
-            else None
-        )
-
-    async def run(self) -> None:
-        """Serve until a signal ends the service; raise HttpError."""
-        self.turns.take_signals()
-        await self.serve()
 
     async def serve(self) -> None:
         """Serve until `turns` ends; raise HttpError."""
         asking = asyncio.create_task(self._ask_for_pods())
         try:
-            async with (
-                self.server,
-                self.probes or contextlib.nullcontext(),
-                self.watch() as observed,
-            ):
+            async with self.server, self.watch() as observed:
                 async for turn in self.turns.of(observed, self._timeout):
                     self.take(turn.update, observed.request_telemetry())
         finally:

@@ -8,7 +8,6 @@ node does not lose them in an upgrade.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 import time
@@ -21,7 +20,7 @@ from gpunode.config.effective import Config
 from gpunode.config.sharing import DEFAULT_DOMAIN, SharingKind
 from gpunode.model import DriverState, Update
 from gpunode.services.back_off import BackOff
-from gpunode.services.healthz import Report, probe_server
+from gpunode.services.healthz import Report
 from gpunode.services.observation import Watch, watcher
 from gpunode.services.spec_files import roots
 from gpunode.services.turns import Turns
@@ -60,7 +59,6 @@ class FeatureDiscovery:
         publishers: Sequence[Publisher],
         options: Options | None = None,
         *,
-        healthz: str = "",
         watch: Watch = watcher,
         read_machine: Callable[[], labels.Machine] = machine.read,
         clock: Callable[[], float] = time.monotonic,
@@ -75,7 +73,6 @@ class FeatureDiscovery:
         self.clock = clock
         self.back_off = back_off or BackOff(_FIRST_S, _MOST_S, draw=random.random)
         self.turns = Turns()
-        self.probes = probe_server(healthz, self.report) if healthz else None
         self.problem = ""
         self.config_problem = ""
         self._timestamp = int(time.time())
@@ -83,12 +80,6 @@ class FeatureDiscovery:
         self._next = 0.0
         self._retry_at = 0.0
         self._status = ""
-
-    async def run(self) -> None:
-        """Publish until a signal ends the service, or once; raise the errors of `serve`."""
-        self.turns.take_signals()
-        async with self.probes or contextlib.nullcontext():
-            await self.serve()
 
     async def serve(self) -> None:
         """Publish until `turns` ends, or once.

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from gpunode.api.client import ApiServerError
 from gpunode.mig.manager import Manager
-from gpunode.services.healthz import Report, probe_server
+from gpunode.services.healthz import Report
 from gpunode.services.observation import Holdable
 from gpunode.services.turns import Turns
 from gpuruntime.errors import bug
@@ -53,8 +53,6 @@ class MigManager:
         make: Callable[[Signals, Hold], Manager],
         values: Callable[[], AsyncIterator[str | None]],
         watcher: Holdable | None = None,
-        *,
-        healthz: str = "",
     ) -> None:
         self._values = values
         self._signals = Signals()
@@ -62,15 +60,8 @@ class MigManager:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.manager = make(self._signals, self._hold)
         self.turns = Turns()
-        self.probes = probe_server(healthz, self.report) if healthz else None
         self._crash: Exception | None = None
         self._watch_problem = ""
-
-    async def run(self) -> None:
-        """Serve until a signal ends the service."""
-        self.turns.take_signals()
-        async with self.probes or contextlib.nullcontext():
-            await self.serve()
 
     async def serve(self) -> None:
         """Serve until `turns` ends; raise GpuRuntimeError for a bug."""

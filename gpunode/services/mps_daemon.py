@@ -24,7 +24,7 @@ from gpunode.devices import LayoutError
 from gpunode.model import DriverState, Update
 from gpunode.mps import Daemon
 from gpunode.mps_control import CONTROL, SMI, MpsError
-from gpunode.services.healthz import Report, probe_server
+from gpunode.services.healthz import Report
 from gpunode.services.observation import Watch, watcher
 from gpunode.services.spec_files import roots
 from gpunode.services.turns import Turns
@@ -49,7 +49,6 @@ class MpsDaemon:
         self,
         load: Callable[[], Config],
         *,
-        healthz: str = "",
         watch: Watch = watcher,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -58,7 +57,6 @@ class MpsDaemon:
         self.watch = watch
         self.clock = clock
         self.turns = Turns()
-        self.probes = probe_server(healthz, self.report) if healthz else None
         self.problem = ""
         self.config_problem = ""
         self._status = "the driver has not answered yet"
@@ -68,12 +66,6 @@ class MpsDaemon:
         self._has_memory = False
         self._retry_at: float | None = None
         self._check_at: float | None = None
-
-    async def run(self) -> None:
-        """Serve until a signal ends the service."""
-        self.turns.take_signals()
-        async with self.probes or contextlib.nullcontext():
-            await self.serve()
 
     async def serve(self) -> None:
         """Keep the daemons as the GPUs and the config are, until `turns` ends."""

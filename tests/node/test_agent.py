@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ import pytest
 from node.fake_api_server import FakeApiServer
 from node.fake_kubelet import FakeKubelet, until
 from node.node_host import NodeHost, uuid
+from node.ports import free_port
 from node.rights import can_nobody_run, status_of
 from node.test_exporter import FakePodResources
 
@@ -51,14 +51,6 @@ def pods(place: Path) -> Iterator[FakePodResources]:
     fake = FakePodResources(place / "k.sock")
     yield fake
     fake.server.stop(None)
-
-
-def free_port() -> int:
-    """Return a port that nothing listens on."""
-    with socket.socket() as stream:
-        stream.bind(("127.0.0.1", 0))
-        port: int = stream.getsockname()[1]
-        return port
 
 
 def command(config: Path) -> list[str]:

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 from node.fake_api_server import FakeApiServer
-from node.test_agent import NODE, free_port, node
+from node.ports import free_port
+from node.test_agent import NODE, node
 
 from gpunode.services.config_manager import is_called
 

@@ -22,11 +22,13 @@ from inotify_simple import INotify
 from node.fake_engine import serve_engine
 from node.fake_kubelet import Connection, FakeKubelet, until
 from node.node_host import NodeHost, gpu_lines, mig_uuid, uuid
+from node.ports import free_port
 
 from gpunode.cli.device_plugin import load_config
 from gpunode.config.effective import OptionText
 from gpunode.kubelet import directory_watch
 from gpunode.kubelet.sockets import KubeletError
+from gpunode.services import standalone
 from gpunode.services.device_plugin import DevicePlugin
 from gpuruntime.errors import DriverError, GpuRuntimeError
 
@@ -64,9 +66,9 @@ class Node:
         }
         texts = {name: OptionText(text, f"--{name}") for name, text in options.items()}
 
+        self.port = free_port()
         self.plugin = DevicePlugin(
             lambda: load_config(str(self.config_file), texts),
-            healthz="127.0.0.1:0",
             environment={},
             **({"watch": lambda _: host.watcher()} if host else {}),
         )
@@ -74,7 +76,7 @@ class Node:
     async def run(self, scenario: Callable[[Node], Awaitable[None]]) -> None:
         """Play *scenario* while the plugin runs, and end it by its signal."""
         await self.kubelet.start()
-        service = asyncio.create_task(self.plugin.run())
+        service = asyncio.create_task(standalone.run(self.plugin, f"127.0.0.1:{self.port}"))
         try:
             play = asyncio.create_task(scenario(self))  # type: ignore[arg-type]
             await asyncio.wait({service, play}, return_when=asyncio.FIRST_COMPLETED)
@@ -117,8 +119,7 @@ class Node:
 
     async def report(self, path: str = "/readyz") -> tuple[int, dict[str, Any]]:
         """Return status and content of a probe."""
-        assert self.plugin.probes is not None
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.plugin.probes.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
         head, _, body = (await reader.read()).partition(b"\r\n\r\n")
         writer.close()

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,10 +23,12 @@ import grpc
 import pytest
 from node.fake_kubelet import until
 from node.node_host import NodeHost, uuid
+from node.ports import free_port
 from node.rights import can_nobody_run, status_of
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpunode.kubelet.proto import pod_resources_pb2 as messages
+from gpunode.services import standalone
 from gpunode.services.exporter import Exporter, Options
 
 PATIENCE_S = 30
@@ -182,13 +183,6 @@ class Running:
             self.process.kill()
 
 
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_what_reads_and_serves_has_no_rights(place: Path, kubelet: FakePodResources) -> None:
     """It is nobody, without capabilities; only its parent, which asks the kubelet, is root."""
@@ -217,7 +211,7 @@ def test_a_driver_that_hangs_while_it_is_asked(place: Path) -> None:
 
     async def play() -> tuple[str, str, str]:
         service = Exporter(host.watcher, None, Options(listen="127.0.0.1:0"))
-        running = asyncio.create_task(service.run())
+        running = asyncio.create_task(standalone.run(service))
 
         async def scrape_until(condition: Callable[[str], bool]) -> str:
             async with asyncio.timeout(PATIENCE_S):

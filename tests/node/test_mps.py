@@ -18,7 +18,7 @@ from node.test_device_plugin import GPU, Node, healthy, place, play
 from gpunode import mps_control
 from gpunode.cli.device_plugin import load_config
 from gpunode.config.effective import OptionText
-from gpunode.services import mps_daemon
+from gpunode.services import mps_daemon, standalone
 from gpunode.services.mps_daemon import MpsDaemon
 
 __all__ = ["place"]
@@ -67,7 +67,7 @@ def run(place: Path, host: NodeHost, scenario: Callable[[MpsDaemon], Awaitable[N
         service = MpsDaemon(
             lambda: load_config(str(place / "config.yaml"), texts), watch=lambda _: host.watcher()
         )
-        task = asyncio.create_task(service.run())
+        task = asyncio.create_task(standalone.run(service))
         try:
             await scenario(service)
             start = time.monotonic()

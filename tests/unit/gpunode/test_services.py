@@ -4,18 +4,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Collection
+from pathlib import Path
 
 import pytest
+from node.ports import free_port
 
 from gpunode import service_log
 from gpunode.config.effective import Config
 from gpunode.plugin_spec import Roots
-from gpunode.services import spec_files
+from gpunode.services import spec_files, standalone
 from gpunode.services.healthz import Report, probe_server
 from gpunode.services.http_server import HttpError, address
+from gpunode.services.turns import Turns
 from gpuruntime.errors import ArgumentError
 
 
@@ -199,3 +207,67 @@ def test_the_hook_on_the_host(
     """The spec names it by the path that the engine uses."""
     monkeypatch.setattr("sys.argv", ["/opt/bin/gpu-node"])
     assert spec_files.hook_path(config, existing.__contains__) == expected
+
+
+class _Service:
+    """A service that serves until its turns end."""
+
+    def __init__(self) -> None:
+        self.turns = Turns()
+
+    async def serve(self) -> None:
+        await self.turns.stopped()
+
+    def report(self) -> Report:
+        return Report(("it waits",))
+
+
+def test_a_service_alone_has_probes_until_a_signal() -> None:
+    """Afterwards nothing listens at the address."""
+    port = free_port()
+
+    async def play() -> bytes:
+        running = asyncio.create_task(standalone.run(_Service(), f"127.0.0.1:{port}"))
+        async with asyncio.timeout(10):
+            while True:
+                with contextlib.suppress(ConnectionRefusedError):
+                    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                    break
+                await asyncio.sleep(0.01)
+            writer.write(_get("/readyz"))
+            reply = await reader.read()
+            writer.close()
+            os.kill(os.getpid(), signal.SIGTERM)
+            await running
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", port)
+        return reply
+
+    reply = asyncio.run(play())
+    assert reply.startswith(b"HTTP/1.1 503 ")
+    assert b'"it waits"' in reply
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["device-plugin"],
+        ["mps-daemon"],
+        ["feature-discovery", "--use-node-feature-api=false"],
+        ["exporter", "--kubernetes=false"],
+    ],
+)
+def test_a_command_hands_on_the_address_of_its_probes(command: list[str], tmp_path: Path) -> None:
+    """The driver is not asked before the address is checked."""
+    program = "from gpunode.cli.main import main; main()"
+    options = [f"--nvidia-driver-root={tmp_path}", "--healthz=nowhere"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *command, *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode != 0
+    assert '--healthz is "nowhere", not an address' in done.stderr
