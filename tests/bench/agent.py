@@ -8,15 +8,14 @@ happens. Labels go to an API server, whose node names the config; the exporter a
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
 import sys
 import tempfile
 import urllib.request
 from pathlib import Path
 from typing import Any
 
-from bench.device_plugin import HOST, IDLE_S, SETTLE_S, SIMHOST, START_S, family, memory, switches
+from bench import simulated
+from bench.device_plugin import IDLE_S, SETTLE_S, START_S, family, memory, switches
 from node.fake_api_server import FakeApiServer
 from node.fake_kubelet import FakeKubelet, until
 from node.test_exporter import FakePodResources
@@ -114,14 +113,5 @@ def inside() -> None:
         print(f"{name:20}{figures[name]:>12.2f}{limit:>12.2f}")
 
 
-def main() -> None:
-    """Start a simulated host, and measure there."""
-    if "SIMHOST" in os.environ:
-        inside()
-        return
-    command = [sys.executable, str(SIMHOST), "run", *HOST, "--", sys.executable, __file__]
-    sys.exit(subprocess.run(command, check=False).returncode)
-
-
 if __name__ == "__main__":
-    main()
+    simulated.run(inside, __file__)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,11 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench import simulated
 from node.fake_kubelet import FakeKubelet, until
 
-TREE = Path(__file__).resolve().parents[2]
-SIMHOST = TREE / "tests" / "simhost" / "simhost.py"
-HOST = ("--gpus", "8", "--mig", "all:7")
 REPLICAS = 8
 UNITS = 8 * 7 * REPLICAS
 CALLS = 2000
@@ -140,14 +137,5 @@ def inside() -> None:
         print(f"{name:20}{values}{limit:>12.2f}")
 
 
-def main() -> None:
-    """Start a simulated host, and measure there."""
-    if "SIMHOST" in os.environ:
-        inside()
-        return
-    command = [sys.executable, str(SIMHOST), "run", *HOST, "--", sys.executable, __file__]
-    sys.exit(subprocess.run(command, check=False).returncode)
-
-
 if __name__ == "__main__":
-    main()
+    simulated.run(inside, __file__)

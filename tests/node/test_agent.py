@@ -7,11 +7,9 @@ import asyncio
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -34,15 +32,6 @@ from gpuruntime.errors import ConfigError
 PATIENCE_S = 30
 GPU = "nvidia.com/gpu"
 NODE = "/api/v1/nodes/n1"
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """Yield a directory with a short path, which every user can search."""
-    path = Path(tempfile.mkdtemp(prefix="a", dir="/tmp"))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture

@@ -6,13 +6,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +33,6 @@ from gpuruntime.errors import DriverError, GpuRuntimeError
 TREE = Path(__file__).parents[2]
 PATIENCE_S = 20
 GPU = "nvidia.com/gpu"
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
-    """Yield a directory with a short path: those of sockets are limited."""
-    path = Path(tempfile.mkdtemp(prefix="p", dir="/tmp"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 class Node:

@@ -6,11 +6,9 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.error
@@ -33,15 +31,6 @@ from gpunode.services.exporter import Exporter, Options
 
 PATIENCE_S = 30
 TEMPERATURE = "DCGM_FI_DEV_GPU_TEMP"
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """Yield a directory with a short path, which nobody can search."""
-    path = Path(tempfile.mkdtemp(prefix="x", dir="/tmp"))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 class FakePodResources:

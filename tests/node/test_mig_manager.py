@@ -23,6 +23,7 @@ import pynvml  # noqa: F401 (imported before the forks, which load NVML)
 import pytest
 from containers import seen
 from node.fake_node_api import NAMESPACE, NODE, FakeNodeApi
+from node.mig_writer import Direct
 from node.node_host import NodeHost
 from node.test_mig import CONFIGS
 
@@ -34,10 +35,7 @@ from gpunode.mig import commands, journal
 from gpunode.mig.host import Host
 from gpunode.mig.host_services import HostServices
 from gpunode.mig.manager import CONFIG_LABEL, STATE_LABEL, Manager, Options, State
-from gpunode.mig.operations import Operations
-from gpunode.mig.writer import WriteError
 from gpuruntime.discover import user_space
-from gpuruntime.discover.nvml_calls import NvmlError
 from gpuruntime.discover.root import DriverRoot
 from gpuruntime.errors import GpuRuntimeError
 
@@ -56,20 +54,6 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-
-class Direct:
-    """The operations of this process, as a writer."""
-
-    def __init__(self, library: str) -> None:
-        self._operations = Operations(library)
-
-    def call(self, operation: str, **arguments: object) -> Any:
-        """Return the result of *operation*; raise WriteError."""
-        try:
-            return getattr(self._operations, operation)(**arguments)
-        except NvmlError as error:
-            raise WriteError(str(error), code=error.code) from None
 
 
 class Node:

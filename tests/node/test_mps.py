@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from node.fake_kubelet import until
 from node.node_host import NodeHost, uuid
-from node.test_device_plugin import GPU, Node, healthy, place, play
+from node.test_device_plugin import GPU, Node, healthy, play
 
 from gpunode import mps_control
 from gpunode.cli.device_plugin import load_config
@@ -21,7 +21,6 @@ from gpunode.config.effective import OptionText
 from gpunode.services import mps_daemon, standalone
 from gpunode.services.mps_daemon import MpsDaemon
 
-__all__ = ["place"]
 PATIENCE_S = 20
 CONFIG = "version: v1\nsharing: {{mps: {{resources: [{{name: gpu, replicas: {0}}}]}}}}\n"
 # Writes its name, arguments, pipe directory and standard input as one line; fails if it is to.

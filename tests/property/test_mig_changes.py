@@ -18,33 +18,18 @@ from typing import Any
 import pynvml  # noqa: F401 (imported before the forks, which load NVML)
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from node.mig_writer import Direct
 from node.node_host import gpu_lines
 from simhost import artefacts
 
 from gpunode.layouts import RequestedInstance
 from gpunode.mig import states
 from gpunode.mig.engine import Engine
-from gpunode.mig.operations import Operations
 from gpunode.mig.states import Target
-from gpunode.mig.writer import WriteError
-from gpuruntime.discover.nvml_calls import NvmlError
 from gpuruntime.errors import GpuRuntimeError
 
 _SLICES = {"1g.10gb": 1, "1g.10gb+me": 1, "1g.20gb": 1, "2g.20gb": 2, "3g.40gb": 3, "4g.40gb": 4}
 _GPUS = 2
-
-
-class _Direct:
-    """The operations of this process, as a writer."""
-
-    def __init__(self, library: str) -> None:
-        self._operations = Operations(library)
-
-    def call(self, operation: str, **arguments: object) -> Any:
-        try:
-            return getattr(self._operations, operation)(**arguments)
-        except NvmlError as error:
-            raise WriteError(str(error)) from None
 
 
 class _NoHooks:
@@ -75,14 +60,14 @@ class _Node:
         lines = self._data.read_text().splitlines(keepends=True)
         self._data.write_text("".join(x for x in lines if not x.startswith("fault")))
 
-    def run(self, work: Callable[[Engine, _Direct], object]) -> Any:
+    def run(self, work: Callable[[Engine, Direct], object]) -> Any:
         """Return what *work* returned in a forked process, "killed" if the process was killed."""
         reader, writer = os.pipe()
         pid = os.fork()
         if not pid:
             try:
                 os.environ["FAKENVML_CONF"] = str(self._data)
-                direct = _Direct(self._library)
+                direct = Direct(self._library)
 
                 @contextmanager
                 def opened() -> Any:
@@ -113,14 +98,14 @@ def _plain(targets: dict[int, Target]) -> list[Any]:
     ]
 
 
-def _present(writer: _Direct) -> dict[int, Target]:
+def _present(writer: Direct) -> dict[int, Target]:
     return {
         index: state.target for index, state in states.gpu_states(writer.call("state")).items()
     }
 
 
-def _apply(targets: dict[int, Target]) -> Callable[[Engine, _Direct], object]:
-    def work(engine: Engine, writer: _Direct) -> object:
+def _apply(targets: dict[int, Target]) -> Callable[[Engine, Direct], object]:
+    def work(engine: Engine, writer: Direct) -> object:
         try:
             engine.apply(writer, targets)
         except GpuRuntimeError:
@@ -130,12 +115,12 @@ def _apply(targets: dict[int, Target]) -> Callable[[Engine, _Direct], object]:
     return work
 
 
-def _recover(engine: Engine, writer: _Direct) -> object:
+def _recover(engine: Engine, writer: Direct) -> object:
     engine.recover()
     return _plain(_present(writer))
 
 
-def _state(_engine: Engine, writer: _Direct) -> Any:
+def _state(_engine: Engine, writer: Direct) -> Any:
     return writer.call("state")
 
 
