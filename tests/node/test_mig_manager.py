@@ -18,12 +18,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import jsonschema  # noqa: F401 (imported before the forks)
-import pynvml  # noqa: F401 (imported before the forks, which load NVML)
+import clean_forks
 import pytest
 from containers import seen
+from node import mig_process
 from node.fake_node_api import NAMESPACE, NODE, FakeNodeApi
-from node.mig_writer import Direct
 from node.node_host import NodeHost
 from node.test_mig import CONFIGS
 
@@ -34,9 +33,7 @@ from gpunode.cli.main import root
 from gpunode.mig import commands, journal
 from gpunode.mig.host import Host
 from gpunode.mig.host_services import HostServices
-from gpunode.mig.manager import CONFIG_LABEL, STATE_LABEL, Manager, Options, State
-from gpuruntime.discover import user_space
-from gpuruntime.discover.root import DriverRoot
+from gpunode.mig.manager import CONFIG_LABEL, STATE_LABEL, Manager, Options
 from gpuruntime.errors import GpuRuntimeError
 
 PATIENCE_S = 30
@@ -71,7 +68,6 @@ class Node:
         self.refreshes = 0
         self.wake = threading.Event()
         self.pid = 0
-        self.options: dict[str, Any] = {}
 
     def label(self, name: str) -> None:
         """Name another config, and have the manager look, as its watch would."""
@@ -93,19 +89,24 @@ class Node:
         words = ("gpuinstance ", "computeinstance ")
         return sorted(x for x in self.data.read_text().splitlines() if x.startswith(words))
 
-    def manager(
-        self, node_host: type[Host] = Host, **options: Any
-    ) -> tuple[Manager, threading.Event]:
+    def values(self, **options: Any) -> dict[str, Any]:
+        """Return the options of a manager, *options* among them."""
+        files = {
+            "config_file": str(self.directory / "configs.yaml"),
+            "pause_file": str(self.pause_file),
+        }
+        return {**files, "pods_timeout_s": 5, "boot_id": "b1", **options}
+
+    def manager(self, **options: Any) -> tuple[Manager, threading.Event]:
         """Return a manager in this process, and the signal that ends it."""
         stop = threading.Event()
 
         def refresh() -> None:
             self.refreshes += 1
 
-        values = {"pods_timeout_s": 5, "refresh": refresh, "boot_id": "b1", **options}
-        chosen = Options(str(self.directory / "configs.yaml"), str(self.pause_file), **values)
+        chosen = Options(**self.values(refresh=refresh, **options))
         node = MigNode(connect(str(self.kubeconfig)), NODE, NAMESPACE)
-        host = node_host(str(self.host.root), str(self.directory / "state"), 20)
+        host = Host(str(self.host.root), str(self.directory / "state"), 20)
         return Manager(node, host, chosen, stop, self.wake), stop
 
     @contextlib.contextmanager
@@ -322,11 +323,10 @@ def test_services_of_the_host_stop_for_a_change(
     ]
     node.label("small")
     node.say("fault write-killed 1")
-    node.options = {"services": services}
     with node.api.config(node.kubeconfig):
-        assert os.WIFSIGNALED(run_to_the_end(node))
+        assert isinstance(run_to_the_end(node, services=services), clean_forks.Killed)
         assert not (programs / "dcgm.service").exists()
-        check_after_a_kill(node)
+        check_after_a_kill(node, services=services)
     assert (programs / "dcgm.service").exists()
 
 
@@ -399,36 +399,23 @@ def test_operands_that_somebody_left_paused_come_back(node: Node) -> None:
     assert not node.pause_file.exists()
 
 
-class DirectHost(Host):
-    """A host whose NVML is called by this process itself, so that a kill ends both."""
+def run_to_the_end(node: Node, **options: Any) -> Any:
+    """Run a manager in a process of its own until it says success; return None, or a Killed."""
+    place = (str(node.kubeconfig), str(node.host.root), str(node.directory / "state"))
 
-    def writer(self) -> Any:
-        """Return the operations of this process."""
-        return contextlib.nullcontext(Direct(user_space.find_nvml(DriverRoot(self.driver_root))))
+    def started(pid: int) -> None:
+        node.pid = pid
 
-
-def run_to_the_end(node: Node) -> int:
-    """Run a manager in a forked process until it says success; return how the process ended."""
-    pid = os.fork()
-    if not pid:
-        try:
-            node.pid = os.getpid()
-            manager, stop = node.manager(node_host=DirectHost, **node.options)
-            threading.Thread(target=manager.run, daemon=True).start()
-            until(lambda: manager.state is State.SUCCESS)
-            stop.set()
-            node.wake.set()
-        finally:
-            os._exit(0)
-    node.pid = pid
-    return os.waitpid(pid, 0)[1]
+    return clean_forks.call(
+        mig_process.run_manager, *place, node.values(**options), started=started
+    )
 
 
-def check_after_a_kill(node: Node) -> None:
+def check_after_a_kill(node: Node, **options: Any) -> None:
     """Start the manager again, and check that it ends the change and restores each value."""
     node.api.before = lambda *_: None
     node.forget("fault")
-    assert run_to_the_end(node) == 0
+    assert run_to_the_end(node, **options) is None
     assert node.api.labels[STATE_LABEL] == "success"
     assert {name: node.api.labels[name] for name in OPERANDS} == OPERANDS
     assert not node.pause_file.exists()
@@ -445,11 +432,12 @@ def test_a_kill_at_a_request_leaves_nothing_paused(node: Node, number: int) -> N
     def before(method: str, _path: str) -> None:
         requests.append(method)
         if len(requests) == number:
+            until(lambda: node.pid != 0)
             os.kill(node.pid, signal.SIGKILL)
 
     node.api.before = before
     with node.api.config(node.kubeconfig):
-        assert os.WIFSIGNALED(run_to_the_end(node))
+        assert isinstance(run_to_the_end(node), clean_forks.Killed)
         assert (node.api.labels[PLUGIN] == PAUSED) == (3 <= number < 10)
         begun = list(requests)
         check_after_a_kill(node)
@@ -464,7 +452,7 @@ def test_a_kill_at_a_change_of_nvml_leaves_nothing_paused(node: Node, number: in
     """The journals of the engine and of the manager are both ended."""
     node.say(f"fault write-killed {number}")
     with node.api.config(node.kubeconfig):
-        assert os.WIFSIGNALED(run_to_the_end(node))
+        assert isinstance(run_to_the_end(node), clean_forks.Killed)
         assert node.api.labels[PLUGIN] == PAUSED
         check_after_a_kill(node)
 

@@ -6,35 +6,23 @@ The engine runs in a forked process with the fake NVML, so that a kill ends it a
 
 from __future__ import annotations
 
-import json
-import os
 import tempfile
-import traceback
 from collections.abc import Callable
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pynvml  # noqa: F401 (imported before the forks, which load NVML)
+import clean_forks
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from node.mig_writer import Direct
+from node import mig_process
 from node.node_host import gpu_lines
 from simhost import artefacts
 
 from gpunode.layouts import RequestedInstance
-from gpunode.mig import states
-from gpunode.mig.engine import Engine
 from gpunode.mig.states import Target
-from gpuruntime.errors import GpuRuntimeError
 
 _SLICES = {"1g.10gb": 1, "1g.10gb+me": 1, "1g.20gb": 1, "2g.20gb": 2, "3g.40gb": 3, "4g.40gb": 4}
 _GPUS = 2
-
-
-class _NoHooks:
-    def run(self, point: str) -> None:
-        pass
 
 
 class _Node:
@@ -60,68 +48,9 @@ class _Node:
         lines = self._data.read_text().splitlines(keepends=True)
         self._data.write_text("".join(x for x in lines if not x.startswith("fault")))
 
-    def run(self, work: Callable[[Engine, Direct], object]) -> Any:
-        """Return what *work* returned in a forked process, "killed" if the process was killed."""
-        reader, writer = os.pipe()
-        pid = os.fork()
-        if not pid:
-            try:
-                os.environ["FAKENVML_CONF"] = str(self._data)
-                direct = Direct(self._library)
-
-                @contextmanager
-                def opened() -> Any:
-                    yield direct
-
-                # A reset that leaves a pending mode pending.
-                engine = Engine(opened, str(self._directory), lambda _: None, _NoHooks())
-                os.write(writer, json.dumps(work(engine, direct)).encode())
-            except BaseException:  # noqa: BLE001 (the process must not return into pytest)
-                os.write(writer, json.dumps(traceback.format_exc()).encode())
-            finally:
-                os._exit(0)
-        os.close(writer)
-        with os.fdopen(reader, "rb") as stream:
-            data = stream.read()
-        _, status = os.waitpid(pid, 0)
-        return "killed" if os.WIFSIGNALED(status) else json.loads(data)
-
-
-def _plain(targets: dict[int, Target]) -> list[Any]:
-    return [
-        [
-            index,
-            target.mode,
-            sorted([one.profile, sorted(one.compute_slices)] for one in target.instances or ()),
-        ]
-        for index, target in sorted(targets.items())
-    ]
-
-
-def _present(writer: Direct) -> dict[int, Target]:
-    return {
-        index: state.target for index, state in states.gpu_states(writer.call("state")).items()
-    }
-
-
-def _apply(targets: dict[int, Target]) -> Callable[[Engine, Direct], object]:
-    def work(engine: Engine, writer: Direct) -> object:
-        try:
-            engine.apply(writer, targets)
-        except GpuRuntimeError:
-            return ["refused", _plain(_present(writer))]
-        return ["applied", _plain(_present(writer))]
-
-    return work
-
-
-def _recover(engine: Engine, writer: Direct) -> object:
-    engine.recover()
-    return _plain(_present(writer))
-
-
-def _state(_engine: Engine, writer: Direct) -> Any:
-    return writer.call("state")
+    def run(self, function: Callable[..., Any], *arguments: object) -> Any:
+        """Return what *function* returns in a process of its own, or a Killed."""
+        return clean_forks.call(function, self._library, str(self._directory), *arguments)
 
 
 @st.composite
@@ -161,8 +90,8 @@ def test_the_end_state_is_the_requested_or_the_old_one(
     """After a fault and the next call, and no instance in use is destroyed."""
     with tempfile.TemporaryDirectory() as directory:
         node = _Node(Path(directory))
-        _, old = node.run(_apply(first))
-        answer = node.run(_state)
+        _, old = node.run(mig_process.apply, first)
+        answer = node.run(mig_process.state)
         busy = next(
             (
                 (gpu["index"], one["id"], each["id"])
@@ -177,19 +106,19 @@ def test_the_end_state_is_the_requested_or_the_old_one(
         if needs_reset:
             node.add("migreset 1")
         node.add(f"fault {fault[0]} {fault[1]} 999")
-        result = node.run(_apply(second))
+        result = node.run(mig_process.apply, second)
         is_open = (Path(directory) / "journal.json").exists()
         node.clear_faults()
-        end = node.run(_recover)
-        requested = _plain(second)
-        if result == "killed":
+        end = node.run(mig_process.recover)
+        requested = mig_process.plain(second)
+        if isinstance(result, clean_forks.Killed):
             assert end in (old, requested)
         else:
             assert end == (requested if result[0] == "applied" else old)
             # A rollback that failed too is the work of the next call.
             assert result[1] == end or is_open
         if is_busy and busy is not None:
-            after = node.run(_state)
+            after = node.run(mig_process.state)
             computes = [
                 (gpu["index"], one["id"], each["id"])
                 for gpu in after
@@ -197,6 +126,6 @@ def test_the_end_state_is_the_requested_or_the_old_one(
                 for each in one["compute"]
             ]
             assert busy in computes
-        pending = [[gpu["pending"], gpu["mode"]] for gpu in node.run(_state)]
+        pending = [[gpu["pending"], gpu["mode"]] for gpu in node.run(mig_process.state)]
         assert all(one == two for one, two in pending)
         assert not (Path(directory) / "journal.json").exists()
