@@ -7,9 +7,11 @@ import asyncio
 import contextlib
 import os
 import shutil  # noqa: TID251 (no start path; the tree is ours)
+import sys
 from collections.abc import Mapping
 
 from gpunode.config.effective import Config
+from gpunode.mps_start import SHARED
 from gpunode.services.spec_files import roots
 from gpuruntime.errors import GpuRuntimeError, escape
 
@@ -38,6 +40,11 @@ def pipe_directory(config: Config, resource: str) -> str:
     return os.path.join(directory(config), resource, "pipe")
 
 
+def memory_directory(config: Config) -> str:
+    """Return the directory that containers of clients, and the daemons, have as their /dev/shm."""
+    return os.path.join(directory(config), "shm")
+
+
 def log_directory(config: Config, resource: str) -> str:
     """Return the directory of the logs of the daemon of *resource*."""
     return os.path.join(directory(config), resource, "log")
@@ -56,6 +63,11 @@ async def ask(config: Config, resource: str, command: str, deadline_s: float) ->
     _check_pipes(config, resource)
     environment = variables(config, resource)
     return await run(config, [CONTROL], deadline_s, environment, f"{command}\n")
+
+
+async def start(config: Config, resource: str, deadline_s: float) -> None:
+    """Start the daemon of *resource*, whose /dev/shm is that of its clients; raise MpsError."""
+    await run(config, _start_command(config), deadline_s, variables(config, resource))
 
 
 async def run(
@@ -102,6 +114,15 @@ async def run(
             "check the log of the MPS control daemon",
         )
     return answer
+
+
+def _start_command(config: Config) -> list[str]:
+    memory = memory_directory(config)
+    command = [_program(config, CONTROL), "-d"]
+    # It is the same where the memory is a volume of the service's pod.
+    if os.path.samefile(memory, SHARED):
+        return command
+    return [sys.executable, "-I", "-m", "gpunode.mps_start", memory, *command]
 
 
 def _check_pipes(config: Config, resource: str) -> None:

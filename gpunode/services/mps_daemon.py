@@ -23,7 +23,8 @@ from gpunode.config.effective import Config
 from gpunode.devices import LayoutError
 from gpunode.model import DriverState, Update
 from gpunode.mps import Daemon
-from gpunode.mps_control import CONTROL, SMI, MpsError
+from gpunode.mps_control import SMI, MpsError
+from gpunode.mps_start import SHARED
 from gpunode.services.healthz import Report
 from gpunode.services.observation import Watch, watcher
 from gpunode.services.spec_files import roots
@@ -150,7 +151,7 @@ class MpsDaemon:
             return
         root = Path(mps_control.directory(self.config))
         try:
-            await self._mount_memory(root / "shm")
+            await self._provide_memory(Path(mps_control.memory_directory(self.config)))
             for daemon in missing:
                 # Also if it fails in between, everything is restored.
                 self._running[daemon.name] = daemon
@@ -166,9 +167,14 @@ class MpsDaemon:
                 "check --mps-root and the rights of this program",
             ) from error
         finally:
-            await self._unmount_memory(root)
+            await self._free_memory()
 
-    async def _mount_memory(self, path: Path) -> None:
+    async def _provide_memory(self, path: Path) -> None:
+        """Have *path* be what clients share: a tmpfs, or a directory of the host's /dev/shm."""
+        if _is_of_host(self.config):
+            _share(path)
+            self._has_memory = True
+            return
         if _is_mounted(path):
             return
         size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2048
@@ -192,8 +198,7 @@ class MpsDaemon:
         if _exists(_SELINUX):
             label = ["chcon", "-R", "-t", "container_file_t", str(pipes)]
             await mps_control.run(config, label, _DEADLINE_S)
-        variables = mps_control.variables(config, name)
-        await mps_control.run(config, [CONTROL, "-d"], _DEADLINE_S, variables)
+        await mps_control.start(config, name, _DEADLINE_S)
         for command in daemon.commands():
             await mps_control.ask(config, name, command, _DEADLINE_S)
         _touch(directory / ".started")
@@ -209,13 +214,18 @@ class MpsDaemon:
         if daemons:
             _remove(root / ".ready")
         await asyncio.gather(*(self._stop_one(daemon, root, config) for daemon in daemons))
-        await self._unmount_memory(root)
+        await self._free_memory()
 
-    async def _unmount_memory(self, root: Path) -> None:
-        """Unmount the shared memory unless a daemon uses it."""
-        if self._has_memory and not self._running:
-            self._has_memory = False
-            command = ["umount", str(root / "shm")]
+    async def _free_memory(self) -> None:
+        """Unmount or empty the shared memory unless a daemon uses it."""
+        if not self._has_memory or self._running:
+            return
+        self._has_memory = False
+        path = mps_control.memory_directory(self._running_config)
+        if _is_of_host(self._running_config):
+            await asyncio.to_thread(_empty, path)
+        else:
+            command = ["umount", path]
             await self._attempt(mps_control.run(self._running_config, command, 1.0))
 
     async def _stop_one(self, daemon: Daemon, root: Path, config: Config) -> None:
@@ -248,6 +258,21 @@ def _place(config: Config) -> tuple[str, str]:
     return mps_control.directory(config), roots(config).driver
 
 
+def _is_of_host(config: Config) -> bool:
+    """Return whether the memory of *config* is a directory of the host's /dev/shm."""
+    return config.mps_root.startswith(f"{SHARED}/")
+
+
+def _empty(path: str) -> None:
+    """Remove what clients have left in the directory *path*, as far as that is possible."""
+    for entry in os.scandir(path):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                os.unlink(entry.path)
+
+
 # Short work on files below the MPS root, which is in memory.
 def _exists(path: Path) -> bool:
     return path.exists()
@@ -256,6 +281,12 @@ def _exists(path: Path) -> bool:
 def _make(*paths: Path) -> None:
     for path in paths:
         path.mkdir(parents=True, exist_ok=True)
+
+
+def _share(path: Path) -> None:
+    """Have *path* be a directory in which every user may create files."""
+    _make(path)
+    path.chmod(0o1777)
 
 
 def _is_mounted(path: Path) -> bool:

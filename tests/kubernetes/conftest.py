@@ -12,7 +12,7 @@ from kubernetes import images
 
 SCENARIO = Path(__file__).with_name("scenario.py")
 # A cluster that does not come up must not hold up the other tests.
-TIMEOUT_S = 400
+TIMEOUT_S = 600
 
 
 @pytest.fixture(scope="session")

@@ -6,11 +6,11 @@ It needs the archive of `make image`, which the pods of `deploy/` are made from.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,14 @@ from deploy import DEPLOY, SPACE
 
 RESOURCE = "nvidia.com/gpu"
 GPUS = 4
+MIG_RESOURCE = "nvidia.com/mig-1g.10gb"
+MIG_DEVICES = 7 * GPUS
+CONFIG = "nvidia.com/mig.config"
+COUNT = f"{RESOURCE}.count"
+LOOK = "ls -d /dev/nvidia[0-9]* /dev/nvidia-caps/* 2>&-"
+CLIENTS = 4
+LOOK_FOR_MPS = "env | grep CUDA_MPS; touch /dev/shm/of-client; ls -d /mps/*/*/pipe/control"
+LOW_LEVEL = Path(__file__).parent / "low_level"
 # What the kubelet writes beside the sockets of device plugins.
 OF_KUBELET = ("kubelet.sock", "kubelet_internal_checkpoint")
 # Directories of the host that an installation writes to.
@@ -38,13 +46,44 @@ def layer_of_opt(directory: Path) -> Path:
     return upper
 
 
-def forget_faults() -> None:
-    """Remove what happens at a time, which begins again whenever the driver's file is written."""
-    configuration = Path(os.environ["SIMHOST_CONF"])
-    lines = configuration.read_text().splitlines(keepends=True)
-    new = configuration.with_suffix(".new")
-    new.write_text("".join(line for line in lines if not line.startswith("at ")))
-    new.rename(configuration)
+def share_kernel(directory: Path) -> None:
+    """Have *directory* show what the kernel says in /proc, and all containers /proc/driver.
+
+    The cluster has a procfs and a /run of its own.
+    """
+    (directory / "proc-driver").mkdir()
+    (directory / "proc-devices").touch()
+    for name in ("driver", "devices"):
+        subprocess.run(
+            ["mount", "--bind", f"/proc/{name}", directory / f"proc-{name}"], check=True
+        )
+    runc = shutil.which("runc") or ""
+    shutil.copy2(runc, directory / "runc")
+    subprocess.run(["mount", "--bind", LOW_LEVEL / "runc", runc], check=True)
+    program = str(LOW_LEVEL / "show_driver.py")
+    os.environ.update(KERNEL=str(directory), PYTHON=sys.executable, SHOW_DRIVER=program)
+
+
+def show_kernel(cluster: Cluster) -> None:
+    """Have the procfs of the cluster show the same, as any procfs does with a real driver."""
+    for name in ("driver", "devices"):
+        source = f"{os.environ['KERNEL']}/proc-{name}"
+        cluster.beside("mount", "--bind", source, f"/proc/{name}")
+
+
+def share_answers(directory: Path) -> None:
+    """Have NVML answer from a file in *directory*, which pods can mount: changes rename it.
+
+    What happens at a time is removed: it would happen again whenever the file is written.
+    """
+    directory.mkdir()
+    file = Path(os.environ["SIMHOST_CONF"])
+    lines = file.read_text().splitlines(keepends=True)
+    moved = directory / file.name
+    moved.write_text("".join(line for line in lines if not line.startswith("at ")))
+    new = file.with_suffix(".new")
+    new.write_text(f"elsewhere {moved}\n")
+    new.rename(file)
 
 
 class Node:
@@ -59,6 +98,7 @@ class Node:
         # A second version: the bundle of the image, and one file more.
         self.newer = cluster.state / "newer"
         self.layer = layer
+        self.answers = cluster.state / "answers"
 
     def files(self) -> dict[str, str]:
         """Return the digest of each file that an installation could change, by path."""
@@ -97,15 +137,15 @@ class Node:
         """Have a pod read what the simulated driver answers, and the engine's config here."""
         variables: dict[str, str] = {}
         # Beside the library that the runtime mounts: services pass no environment on to it.
-        answers = os.environ["SIMHOST_CONF"]
-        mounts = {"driver": (Path(answers), answers)}
+        pointer = os.environ["SIMHOST_CONF"]
+        mounts = {"driver": (Path(pointer), pointer), "answers": (self.answers, str(self.answers))}
         if spec["serviceAccountName"].endswith("installer"):
             variables = {"RUNTIME_RESTART_MODE": "none"}
             variables |= {"RUNTIME": "containerd", "RUNTIME_CONFIG": str(self.config)}
             mounts = {}
-        if bundle is not None:
-            variables["GPU_NODE_BUNDLE"] = "/bundle"
-            mounts["bundle"] = (bundle, "/bundle")
+            if bundle is not None:
+                variables["GPU_NODE_BUNDLE"] = "/bundle"
+                mounts["bundle"] = (bundle, "/bundle")
         for container in (*spec.get("initContainers", ()), *spec["containers"]):
             others = [item for item in container["env"] if item["name"] not in variables]
             ours = [{"name": name, "value": value} for name, value in variables.items()]
@@ -113,7 +153,7 @@ class Node:
                 ours = [item for item in ours if item["name"] == "RUNTIME_RESTART_MODE"]
             container["env"] = [*others, *ours]
             container["volumeMounts"] += [
-                {"name": name, "mountPath": path, "readOnly": True}
+                {"name": name, "mountPath": path, "readOnly": name != "answers"}
                 for name, (_, path) in mounts.items()
             ]
         spec["volumes"] += [
@@ -130,16 +170,22 @@ class Node:
     def rolled_out(self, name: str) -> None:
         """Return when all pods of the DaemonSet *name* are ready; raise ClusterError."""
         command = ("rollout", "status", f"daemonset/{name}", "-n", SPACE, "--timeout=60s")
-        try:
+        self.cluster.run("kubectl", *command)
+
+    def logs(self) -> str:
+        """Return the ends of the logs of all our pods, and what the API server says of these."""
+        ours = ("-n", SPACE, "-l", "app.kubernetes.io/part-of=gpu-node")
+        words = ("logs", *ours, "--all-containers", "--prefix", "--tail=30")
+        return "\n".join(
             self.cluster.run("kubectl", *command)
-        except ClusterError as error:
-            selector = ("-n", SPACE, "-l", f"app.kubernetes.io/name={name}")
-            texts = [str(error), self.cluster.run("kubectl", "describe", "pod", *selector)]
-            with contextlib.suppress(ClusterError):
-                texts.append(
-                    self.cluster.run("kubectl", "logs", *selector, "--all-containers=true")
-                )
-            raise ClusterError("\n".join(texts)) from error
+            for command in (words, ("describe", "pod", *ours))
+        )
+
+    def configure(self, config: str) -> None:
+        """Have the manager of MIG apply *config*; raise ClusterError if it does not."""
+        self.cluster.run("kubectl", "label", "node", NODE, "--overwrite", f"{CONFIG}={config}")
+        message = f"the GPUs have the MIG config {config}"
+        until(lambda: message in self.log_of("mig-manager", "mig-manager"), message)
 
     def remove(self, folder: str) -> None:
         """Delete the objects of *folder*, and wait until they are gone."""
@@ -150,17 +196,17 @@ class Node:
         words = ("logs", "-n", SPACE, f"daemonset/{name}", "-c", container)
         return self.cluster.run("kubectl", *words)
 
-    def metrics(self) -> str:
-        """Return what the exporter serves at the address of its pod."""
-        selector = ("-n", SPACE, "-l", "app.kubernetes.io/name=exporter")
+    def metrics(self, name: str = "exporter") -> str:
+        """Return the metrics that the DaemonSet *name* serves at the address of its pod."""
+        selector = ("-n", SPACE, "-l", f"app.kubernetes.io/name={name}")
         form = "jsonpath={.items[0].status.podIP}"
         address = self.cluster.run("kubectl", "get", "pod", *selector, "-o", form)
         busybox = str(self.cluster.state / "busybox")
         return self.cluster.beside(busybox, "wget", "-qO-", f"http://{address}:9400/metrics")
 
-    def started(self, name: str) -> list[str]:
-        """Start a pod of the class with one GPU, which stays; return its device nodes of GPUs."""
-        document = pod(name, "ls /dev/nvidia[0-9]*; exec sleep 1000", {RESOURCE: 1})
+    def started(self, name: str, resource: str = RESOURCE, command: str = LOOK) -> list[str]:
+        """Start a pod of the class with one *resource*, which stays; return what it prints."""
+        document = pod(name, f"{command}; exec sleep 1000", {resource: 1})
         document["spec"]["runtimeClassName"] = "gpuruntime"
         self.cluster.apply(document)
         until(lambda: self.cluster.phase(name) == "Running", f"pod {name} runs")
@@ -170,28 +216,37 @@ class Node:
 
 def life(cluster: Cluster, layer: Path, archive: str) -> dict[str, Any]:
     """Take the node from nothing to pods with GPUs, to a second version, and to nothing again."""
-    forget_faults()
     node = Node(cluster, layer)
-    results: dict[str, Any] = {}
+    show_kernel(cluster)
+    share_answers(node.answers)
     cluster.run("import", archive)
     cluster.run("kubectl", "label", "node", NODE, "nvidia.com/gpu.present=true")
+    results: dict[str, Any] = {}
     before = node.files()
+    try:
+        results["installation"] = installation(node)
+        for play in (restarts, upgrade, partitioned, agent, mps):
+            results[play.__name__] = play(node)
+        results["rest"] = rest(node, before)
+    except ClusterError as error:
+        raise ClusterError(f"{error}\n{node.logs()}") from error
+    return results
+
+
+def installation(node: Node) -> dict[str, Any]:
+    """Apply the folder that has everything; return what a pod sees, and what is said of it."""
     node.apply("overlays/install", "installer")
-    results["installed"] = node.log_of("installer", "install")
-    cluster.run("restart-containerd")
+    results: dict[str, Any] = {"log": node.log_of("installer", "install")}
+    node.cluster.run("restart-containerd")
     # Has the other pods tried again at once, which have waited for the runtime.
-    cluster.run("restart-kubelet")
+    node.cluster.run("restart-kubelet")
     for name in ("device-plugin", "feature-discovery", "exporter"):
         node.rolled_out(name)
-    cluster.until_amounts(RESOURCE, GPUS, GPUS)
+    node.cluster.until_amounts(RESOURCE, GPUS, GPUS)
     results["first"] = node.started("first")
     until(lambda: 'pod="first"' in node.metrics(), "the metrics name the pod")
     results["metrics"] = node.metrics()
-    results["node labels"] = cluster.get("node", NODE)["metadata"]["labels"]
-    results["restarts"] = restarts(node)
-    results["upgrade"] = upgrade(node)
-    cluster.delete("pod", "first", "third")
-    results["rest"] = rest(node, before)
+    results["labels"] = node.cluster.get("node", NODE)["metadata"]["labels"]
     return results
 
 
@@ -213,12 +268,57 @@ def upgrade(node: Node) -> dict[str, Any]:
     node.apply("overlays/install", "installer", bundle=node.newer)
     results = {"before": before, "after": os.readlink(link)}
     node.cluster.delete("pod", "second")
-    return {**results, "third": node.started("third"), "first": node.cluster.phase("first")}
+    results |= {"third": node.started("third"), "first": node.cluster.phase("first")}
+    node.cluster.delete("pod", "first", "third")
+    return results
+
+
+def partitioned(node: Node) -> dict[str, Any]:
+    """Partition all GPUs by a label, start a pod with a MIG device, and undo it."""
+    node.apply("overlays/mig", "mig-manager")
+    node.configure("all-1g.10gb")
+    node.cluster.until_amounts(MIG_RESOURCE, MIG_DEVICES, MIG_DEVICES)
+    until(lambda: node.cluster.amounts(RESOURCE)[1] == 0, "no GPU is offered as a whole")
+    results: dict[str, Any] = {"small": node.started("small", MIG_RESOURCE)}
+    until(lambda: 'pod="small"' in node.metrics(), "the metrics name the pod")
+    results["metrics"] = node.metrics()
+    results["labels"] = node.cluster.get("node", NODE)["metadata"]["labels"]
+    node.cluster.delete("pod", "small")
+    node.configure("all-disabled")
+    node.cluster.until_amounts(RESOURCE, GPUS, GPUS)
+    node.remove("base/mig-manager")
+    node.remove("overlays/install")
+    return results
+
+
+def agent(node: Node) -> dict[str, Any]:
+    """Run all services as one DaemonSet, on a node whose runtime stays installed."""
+    node.cluster.run("kubectl", "label", "node", NODE, f"{COUNT}-")
+    node.apply("overlays/agent", "agent")
+    node.cluster.until_amounts(RESOURCE, GPUS, GPUS)
+    results: dict[str, Any] = {"pod": node.started("fourth")}
+    until(lambda: 'pod="fourth"' in node.metrics("agent"), "the metrics name the pod")
+    results["labels"] = node.cluster.get("node", NODE)["metadata"]["labels"]
+    node.cluster.delete("pod", "fourth")
+    node.remove("overlays/agent")
+    return results
+
+
+def mps(node: Node) -> dict[str, Any]:
+    """Share the GPUs by MPS, whose daemon is in a pod; return what a client sees and leaves."""
+    node.apply("overlays/mps", "mps-daemon")
+    node.cluster.until_amounts(RESOURCE, GPUS * CLIENTS, GPUS * CLIENTS)
+    results = {"client": node.started("client", command=LOOK_FOR_MPS)}
+    words = ("exec", "-n", SPACE, "daemonset/mps-daemon", "--")
+    memory = "import os; print(*os.listdir('/dev/shm'))"
+    results["memory"] = node.cluster.run("kubectl", *words, "python3", "-c", memory).split()
+    node.cluster.delete("pod", "client")
+    node.remove("overlays/mps")
+    return results
 
 
 def rest(node: Node, before: dict[str, str]) -> dict[str, Any]:
     """Remove everything; return the files that are not as they were *before*, and the log."""
-    node.remove("overlays/install")
     node.apply("overlays/uninstall", "uninstaller")
     log = node.log_of("uninstaller", "uninstall")
     node.cluster.run("restart-containerd")

@@ -217,6 +217,7 @@ def partitioned(cluster: Cluster) -> dict[str, Any]:
             labels = cluster.get("node", NODE)["metadata"]["labels"]
             states[name] = [labels["nvidia.com/mig.config.state"], labels[operand]]
         events = cluster.run("kubectl", "describe", "node", NODE).partition("Events:")[2]
+    cluster.run("kubectl", "label", "node", NODE, "nvidia.com/mig.config-")
     return {"states": states, "events": events}
 
 
@@ -229,6 +230,7 @@ def main() -> None:
     for place in (WORK, Path("/var/lib")):
         subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "work", place], check=True)
     layer = node_life.layer_of_opt(WORK)
+    node_life.share_kernel(WORK)
     cluster = Cluster(WORK / "s", BIN / "gpu-container-runtime")
     results: dict[str, Any] = {"namespace": os.readlink("/proc/self/ns/pid")}
     try:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.deadline(450)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.deadline(650)]
 
 
 def gpus(lines: list[str]) -> set[str]:

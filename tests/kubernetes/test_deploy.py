@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ POLICY = {
     "finalizer": "nothing but labels",
     "unschedulable": "nothing but labels",
 }
-pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.deadline(450)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.deadline(650)]
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +69,12 @@ def test_nothing_remains_after_the_folder_was_deleted(results: dict[str, Any]) -
 @pytest.mark.image
 def test_a_node_gets_everything_from_one_folder(life: dict[str, Any]) -> None:
     """The runtime, labels, units, and a pod with one GPU that the metrics name."""
-    assert "installed version " in life["installed"]
-    assert life["node labels"]["nvidia.com/gpu.count"] == "4"
-    assert len(life["first"]) == 1
-    assert f'device="{life["first"][0].removeprefix("/dev/")}"' in "".join(
-        line for line in life["metrics"].splitlines() if 'pod="first"' in line
+    installation = life["installation"]
+    assert "installed version " in installation["log"]
+    assert installation["labels"]["nvidia.com/gpu.count"] == "4"
+    assert len(installation["first"]) == 1
+    assert f'device="{installation["first"][0].removeprefix("/dev/")}"' in "".join(
+        line for line in installation["metrics"].splitlines() if 'pod="first"' in line
     )
 
 
@@ -81,7 +83,7 @@ def test_restarts_take_no_gpu_from_a_pod(life: dict[str, Any]) -> None:
     """Of the engine and of the kubelet; the next pod gets another GPU."""
     assert life["restarts"]["first"] == "Running"
     assert len(life["restarts"]["second"]) == 1
-    assert life["restarts"]["second"] != life["first"]
+    assert life["restarts"]["second"] != life["installation"]["first"]
 
 
 @pytest.mark.image
@@ -91,7 +93,38 @@ def test_an_upgrade_disturbs_no_pod(life: dict[str, Any]) -> None:
     assert upgrade["before"] != upgrade["after"]
     assert upgrade["first"] == "Running"
     assert len(upgrade["third"]) == 1
-    assert upgrade["third"] != life["first"]
+    assert upgrade["third"] != life["installation"]["first"]
+
+
+@pytest.mark.image
+def test_a_label_partitions_the_gpus(life: dict[str, Any]) -> None:
+    """A pod gets a MIG device with its two capabilities; labels and metrics follow."""
+    mig = life["partitioned"]
+    *capabilities, gpu = mig["small"]
+    assert re.fullmatch("/dev/nvidia[0-3]", gpu)
+    assert len(capabilities) == 2
+    assert all(path.startswith("/dev/nvidia-caps/nvidia-cap") for path in capabilities)
+    assert mig["labels"]["nvidia.com/mig-1g.10gb.count"] == "28"
+    assert mig["labels"]["nvidia.com/mig.config.state"] == "success"
+    of_pod = [line for line in mig["metrics"].splitlines() if 'pod="small"' in line]
+    assert all('GPU_I_PROFILE="1g.10gb"' in line for line in of_pod)
+    assert of_pod
+
+
+@pytest.mark.image
+def test_one_daemon_set_has_all_services(life: dict[str, Any]) -> None:
+    """A pod gets a GPU and is in the metrics; a label that was removed is there again."""
+    assert len(life["agent"]["pod"]) == 1
+    assert life["agent"]["labels"]["nvidia.com/gpu.count"] == "4"
+
+
+@pytest.mark.image
+def test_a_client_of_mps_shares_memory_with_the_daemon(life: dict[str, Any]) -> None:
+    """The daemon is in a pod too; the client has the pipe of its resource."""
+    pipe = "/mps/nvidia.com/gpu/pipe"
+    variable, control = life["mps"]["client"]
+    assert (variable, control) == (f"CUDA_MPS_PIPE_DIRECTORY={pipe}", f"{pipe}/control")
+    assert life["mps"]["memory"] == ["of-client"]
 
 
 @pytest.mark.image

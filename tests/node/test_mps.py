@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from node.test_device_plugin import GPU, Node, healthy, play
 from gpunode import mps_control
 from gpunode.cli.device_plugin import load_config
 from gpunode.config.effective import OptionText
+from gpunode.mps_start import SHARED
 from gpunode.services import mps_daemon, standalone
 from gpunode.services.mps_daemon import MpsDaemon
 
@@ -32,6 +34,7 @@ input=
 at=${{CUDA_MPS_PIPE_DIRECTORY:+ @ $CUDA_MPS_PIPE_DIRECTORY}}
 echo "$name${{*:+ $*}}${{input:+ < $input}}$at" >>{log}
 [ ! -e {directory}/$name.fails ] || {{ echo "cannot reach the daemon"; exit 1; }}
+[ "$1" != -d ] || ls /dev/shm >{directory}/memory
 [ "$input" != get_default_active_thread_percentage ] || echo 50.0
 """
 
@@ -57,9 +60,16 @@ def calls(programs: Path) -> list[str]:
     return lines
 
 
-def run(place: Path, host: NodeHost, scenario: Callable[[MpsDaemon], Awaitable[None]]) -> None:
+def run(
+    place: Path,
+    host: NodeHost,
+    scenario: Callable[[MpsDaemon], Awaitable[None]],
+    root: Path | None = None,
+) -> None:
     """Play *scenario* while the service runs, and end it by its signal."""
-    options = {"mps_root": str(place / "mps"), "nvidia_driver_root": str(host.root)}
+    if os.geteuid() != 0:
+        pytest.skip("not root: a daemon gets a mount namespace")
+    options = {"mps_root": str(root or place / "mps"), "nvidia_driver_root": str(host.root)}
     texts = {name: OptionText(text, f"--{name}") for name, text in options.items()}
 
     async def play_all() -> None:
@@ -89,6 +99,8 @@ def test_the_daemon_is_started_and_stopped(
     """By exactly these commands; nothing of it is left."""
     (place / "config.yaml").write_text(CONFIG.format(replicas))
     root = place / "mps"
+    (root / "shm").mkdir(parents=True)
+    (root / "shm/of-clients").touch()
     control = "nvidia-cuda-mps-control"
     at = f" @ {root}/{GPU}/pipe"
 
@@ -106,6 +118,7 @@ def test_the_daemon_is_started_and_stopped(
             f"{control} < set_default_active_thread_percentage {percent}{at}",
         ]
         assert rest == start
+        assert (programs / "memory").read_text() == "of-clients\n"
         assert (root / GPU / ".started").exists()
         await until(lambda: service.report().is_ready, PATIENCE_S)
 
@@ -113,8 +126,30 @@ def test_the_daemon_is_started_and_stopped(
     quit_, *resets, umount = calls(programs)
     assert (quit_, umount) == (f"{control} < quit{at}", f"umount {root}/shm")
     assert sorted(resets) == [f"nvidia-smi -i {uuid(gpu)} -c DEFAULT" for gpu in (0, 1)]
-    assert [path.name for path in root.rglob("*") if path.is_file()] == []
+    assert [path.name for path in root.rglob("*") if path.is_file()] == ["of-clients"]
     assert not (root / GPU).exists()
+
+
+def test_memory_of_the_host_is_shared_and_emptied(programs: Path, place: Path) -> None:
+    """A pod cannot mount on the host: the root of MPS is then a directory in its memory."""
+    (place / "config.yaml").write_text(CONFIG.format(2))
+    outside = place / "outside"
+    outside.mkdir()
+    (outside / "file").touch()
+    with tempfile.TemporaryDirectory(dir=SHARED) as root:
+        memory = Path(root, "shm")
+
+        async def scenario(_: MpsDaemon) -> None:
+            await until(Path(root, ".ready").exists, PATIENCE_S)
+            assert memory.stat().st_mode & 0o7777 == 0o1777
+            (memory / "directory").mkdir()
+            (memory / "directory/file").touch()
+            (memory / "link").symlink_to(outside)
+
+        run(place, NodeHost(place), scenario, Path(root))
+        assert list(memory.iterdir()) == []
+    assert (outside / "file").exists()
+    assert not any(call.startswith(("mount", "umount")) for call in calls(programs))
 
 
 def test_a_start_that_fails_is_put_back(place: Path, programs: Path) -> None:

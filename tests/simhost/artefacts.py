@@ -110,7 +110,6 @@ CONFIGS = {
 TOOLS = (
     "nvidia-debugdump",
     "nvidia-persistenced",
-    "nvidia-cuda-mps-control",
     "nvidia-cuda-mps-server",
 )
 FIRMWARE = ("gsp_ga10x.bin", "gsp_tu10x.bin")
@@ -164,6 +163,7 @@ def _build_driver(root: Path, version: str) -> None:
     programs = root / "usr/bin"
     programs.mkdir()
     shutil.copy(nvidia_smi(), programs / "nvidia-smi")
+    _compile(HERE / "mps_control.c", programs / "nvidia-cuda-mps-control")
     for tool in TOOLS:
         _compile(HERE / "tool.c", programs / tool, f'-DTOOL_NAME="{tool}"')
     firmware = root / "usr/lib/firmware/nvidia" / version

@@ -390,6 +390,20 @@ static const char *in_effect(const char *line, double base)
     return line;
 }
 
+/* Set *path*, of *size* bytes, to the file that its first line names: `elsewhere PATH`. */
+static void follow(char *path, size_t size)
+{
+    char line[4200];
+    FILE *file = fopen(path, "re");
+
+    if (file && fgets(line, sizeof line, file) && starts_with(line, "elsewhere")) {
+        line[strcspn(line, "\n")] = '\0';
+        snprintf(path, size, "%s", line + strlen("elsewhere "));
+    }
+    if (file)
+        fclose(file);
+}
+
 const char *conf_path(void)
 {
     static char path[4200];
@@ -407,6 +421,7 @@ const char *conf_path(void)
     slash = strrchr(library, '/');
     *slash = '\0';
     snprintf(path, sizeof path, "%s/fakenvml.conf", library);
+    follow(path, sizeof path);
     return path;
 }
 

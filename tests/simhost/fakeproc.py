@@ -8,12 +8,13 @@ from pathlib import Path
 import artefacts
 
 
-def add(bundle: Path) -> None:
-    """Put the createRuntime hook that shows /proc/driver into the config.json of *bundle*."""
+def add(bundle: Path, source: str = "/proc/driver") -> None:
+    """Put the createRuntime hook that shows *source* into the config.json of *bundle*."""
     import json  # noqa: PLC0415 (simhost.py imports this for each host)
 
     path = bundle / "config.json"
     config = json.loads(path.read_bytes())
     hooks = config.setdefault("hooks", {}).setdefault("createRuntime", [])
-    hooks.append({"path": str(artefacts.fakeproc_hook())})
+    hook = str(artefacts.fakeproc_hook())
+    hooks.append({"path": hook, "args": [hook, source]})
     path.write_text(json.dumps(config))

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The simulated host's nvidia-smi: lists the GPUs that libnvidia-ml.so.1 reports, one a line in
- * the form of `nvidia-smi -L`, and below each its MIG devices.  Exits 0; 12 if the library cannot be loaded; 15 if a GPU is lost;
- * 9 if the driver does not answer, as the real program does.
+ * the form of `nvidia-smi -L`, and below each its MIG devices.  `-i GPU -c MODE` does nothing.  Exits
+ * 0; 12 if the library cannot be loaded; 15 if a GPU is lost; 9 if the driver does not answer, as
+ * the real program does.
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -80,6 +81,8 @@ int main(int argc, char **argv)
     int status = 0;
     int code;
 
+    if (argc == 5 && strcmp(argv[1], "-i") == 0 && strcmp(argv[3], "-c") == 0)
+        return 0;
     if (argc > 2 || (argc == 2 && strcmp(argv[1], "-L") != 0)) {
         fprintf(stderr, "nvidia-smi: usage: nvidia-smi [-L]\n");
         return 6;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every driver program of the simulated host but nvidia-smi: says who it is and ends.
+ * A driver program of the simulated host that no test calls: says who it is and ends.
  * The build defines TOOL_NAME.
  */
 #include <stdio.h>

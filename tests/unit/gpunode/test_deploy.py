@@ -45,9 +45,10 @@ RIGHTS: dict[str, dict[str, set[str]]] = {
         "mig-manager": {
             *(f"{verb} nodes" for verb in ("get", "list", "watch", "patch")),
             "create events in default",
+            f"list pods in {NAMESPACE}",
         },
     },
-    "overlays/mps": {**NOTHING, **LABELS},
+    "overlays/mps": {**NOTHING, **LABELS, "mps-daemon": set()},
     "overlays/node-feature": {
         **NOTHING,
         "feature-discovery": {
@@ -79,8 +80,13 @@ EXTRAS = {
     "mig-manager": {
         *("root", "host /", "CHOWN", "DAC_OVERRIDE", "FOWNER", "MKNOD", "SYS_ADMIN", "SYS_CHROOT"),
     },
+    "mps-daemon": {
+        *("root", "SYS_ADMIN", "hostPID"),
+        *("host /dev/shm/nvidia-mps", "host /dev/shm/nvidia-mps/shm"),
+    },
     **dict.fromkeys(INSTALLERS, OF_INSTALLER),
 }
+EXTRAS_OF_OVERLAYS = {("overlays/mps", "device-plugin"): {"host /dev/shm/nvidia-mps"}}
 WRITABLE = {"/var/lib/kubelet/device-plugins", "/var/run/cdi", "/tmp"}
 # Keys of the config file that the manifests set otherwise, or that belong to one overlay.
 ELSEWHERE = {
@@ -241,9 +247,9 @@ def test_only_accounts_with_rights_have_a_token(folder: str) -> None:
 @needs_kubectl
 @pytest.mark.parametrize("folder", WHOLE)
 def test_what_pods_have_beyond_the_restricted_level(folder: str) -> None:
-    """No pod is privileged, or shares a namespace of the host."""
+    """No pod is privileged, and one shares a namespace of the host."""
     for name, spec in pods(folder):
-        assert extras(spec) == EXTRAS[name]
+        assert extras(spec) == EXTRAS[name] | EXTRAS_OF_OVERLAYS.get((folder, name), set())
 
 
 @needs_kubectl
