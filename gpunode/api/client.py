@@ -12,36 +12,14 @@ from lightkube import AsyncClient, Client
 from lightkube.config.kubeconfig import KubeConfig
 from lightkube.core.exceptions import ApiError, ConfigError
 
-from gpuruntime.errors import GpuRuntimeError
+from gpunode.api.errors import FORBIDDEN, GONE, NOT_FOUND, ApiServerError, GoneError
 
 FIELD_MANAGER = "gpu-node"
 _DEADLINE_S = 10.0
-_FORBIDDEN, _NOT_FOUND, _GONE = 403, 404, 410
 _LABEL_HINT = "give the service account the rights of deploy/base/feature-discovery"
 NODE_HINT = "let the service account get and watch nodes"
 # The API server asks for seconds; a proxy before it may ask for anything.
 _MOST_RETRY_AFTER_S, _DIGITS = 300, 7
-
-
-class ApiServerError(GpuRuntimeError):
-    """The API server cannot be reached, or refuses a request."""
-
-    phase = "kubernetes"
-
-    def __init__(
-        self, message: str, hint: str | None = None, status: int = 0, retry_after_s: float = 0.0
-    ) -> None:
-        """*status* is that of HTTP, 0 without an answer.
-
-        *retry_after_s* is the time that the server wants to have until the next request.
-        """
-        super().__init__(message, hint)
-        self.status = status
-        self.retry_after_s = retry_after_s
-
-
-class GoneError(ApiServerError):
-    """The version from which a watch was to start is too old."""
 
 
 def connect(kubeconfig: str = "") -> Client:
@@ -94,12 +72,12 @@ def request(what: str, rights: str = _LABEL_HINT) -> Iterator[None]:
         yield
     except ApiError as error:
         hints = {
-            _FORBIDDEN: rights,
-            _NOT_FOUND: "check the name of the node, and that the resource is installed",
+            FORBIDDEN: rights,
+            NOT_FOUND: "check the name of the node, and that the resource is installed",
         }
         status = error.status.code or 0
         hint = hints.get(status, "look at the log of the API server")
-        kind = GoneError if status == _GONE else ApiServerError
+        kind = GoneError if status == GONE else ApiServerError
         message = f"cannot {what}: {error.status.message}"
         raise kind(message, hint, status, _retry_after(error)) from error
     except httpx2.HTTPStatusError as error:

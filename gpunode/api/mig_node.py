@@ -11,7 +11,6 @@ import datetime as dt
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 from lightkube import Client
 from lightkube.models.core_v1 import EventSource, ObjectReference
@@ -20,22 +19,13 @@ from lightkube.resources import core_v1
 from lightkube.types import PatchType
 
 from gpunode.api import client as api
+from gpunode.mig.node import NodeView
 
-CONFLICT, FORBIDDEN = 409, 403
 # Events of a node are in this namespace.
 _EVENTS_NAMESPACE = "default"
 _RIGHTS = "give the service account the rights of docs/kubernetes/mig.md"
 _MAX_MESSAGE = 1000
 _ENDED = ("Succeeded", "Failed")
-
-
-@dataclass(frozen=True, slots=True)
-class NodeView:
-    """The labels of the node, with the version of the object that has them."""
-
-    labels: Mapping[str, str]
-    version: str
-    uid: str = ""
 
 
 class MigNode:

@@ -12,6 +12,7 @@ from lightkube.resources.core_v1 import Node
 from lightkube.resources.node_v1 import RuntimeClass
 
 from gpunode.api import client as api
+from gpunode.api.errors import ApiServerError
 from gpunode.validation.cluster_checks import NodeUnits
 
 _NOT_FOUND = 404
@@ -47,7 +48,7 @@ class NodeView:
                 for item in client.list(_ResourceSlice, fields={"spec.nodeName": self.name}):
                     spec = item.get("spec") or {}
                     counts[str(spec.get("driver", ""))] += len(spec.get("devices") or ())
-        except api.ApiServerError as error:
+        except ApiServerError as error:
             if error.status == _NOT_FOUND:
                 return {}
             raise

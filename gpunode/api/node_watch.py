@@ -11,6 +11,7 @@ from lightkube import AsyncClient
 from lightkube.resources.core_v1 import Node
 
 from gpunode.api import client as api
+from gpunode.api.errors import GoneError
 
 # The API server ends a watch after this time to twice of it, so that watches that began together
 # do not end together. One that is silent for longer is dead.
@@ -46,7 +47,7 @@ async def label_values(client: AsyncClient, name: str, label: str) -> AsyncItera
             try:
                 with api.request(what, api.NODE_HINT):
                     next_node = await _next(watch)
-            except api.GoneError:
+            except GoneError:
                 break
             if next_node is None:
                 break

@@ -13,7 +13,7 @@ import click
 
 from gpunode import service_log
 from gpunode.cli import agent_services, options
-from gpunode.cli.agent_services import EXPORTER, FEATURE_DISCOVERY, SERVICES
+from gpunode.cli.agent_services import EXPORTER, FEATURE_DISCOVERY, MIG_MANAGER, SERVICES
 from gpunode.config.schema_check import CHECKER
 from gpunode.watch.child_handle import import_path
 from gpuruntime.errors import ConfigError
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gpunode.config.file import ConfigFile
     from gpunode.services.agent import Agent
     from gpunode.services.config_choice import ConfigChoice
+    from gpunode.services.node_relay import RemoteNode
     from gpunode.services.unprivileged import Helper
 
 
@@ -60,6 +61,7 @@ def _agent(file: ConfigFile, arguments: Mapping[str, list[str]], log_format: str
     """Return the agent with the services of *arguments*; raise ArgumentError or ConfigError."""
     from gpunode.config.effective import Config  # noqa: PLC0415
     from gpunode.services.agent import Agent  # noqa: PLC0415
+    from gpunode.services.node_relay import RemoteNode  # noqa: PLC0415
     from gpunode.services.observation import watcher  # noqa: PLC0415
     from gpunode.services.service_group import ServiceGroup  # noqa: PLC0415
     from gpunode.services.spec_files import roots  # noqa: PLC0415
@@ -73,6 +75,7 @@ def _agent(file: ConfigFile, arguments: Mapping[str, list[str]], log_format: str
         choice.load_path,
         driver_root=root,
         holdable=observed,
+        mig_node=RemoteNode() if MIG_MANAGER in arguments else None,
     )
     contexts = {name: agent_services.context(name, texts) for name, texts in arguments.items()}
     makers = {
@@ -81,7 +84,7 @@ def _agent(file: ConfigFile, arguments: Mapping[str, list[str]], log_format: str
         if SERVICES[name].is_root
     }
     result = Agent(observed, ServiceGroup(makers), choice)
-    _add_child(result, file, contexts, arguments, log_format)
+    _add_child(result, file, contexts, arguments, log_format, surroundings.mig_node)
     return result
 
 
@@ -110,16 +113,20 @@ def _add_child(
     contexts: Mapping[str, click.Context],
     arguments: Mapping[str, list[str]],
     log_format: str,
+    mig_node: RemoteNode | None,
 ) -> None:
-    """Give the agent a child without rights if anything is to run in it."""
+    """Give the agent a child without rights if anything is to run in it.
+
+    *mig_node* is the node that the child asks the API server for, None without a manager of MIG.
+    """
     from gpunode.services import http_server, relay  # noqa: PLC0415
-    from gpunode.services.surroundings import LABELS, PODS  # noqa: PLC0415
+    from gpunode.services.surroundings import LABELS, MIG_NODE, PODS  # noqa: PLC0415
     from gpunode.services.unprivileged import Unprivileged  # noqa: PLC0415
 
     names = [name for name in arguments if not SERVICES[name].is_root]
     healthz = file.get(("healthz",)) or ""
     section = file.get(("node-config",))
-    if not names and not healthz and section is None:
+    if not names and not healthz and section is None and mig_node is None:
         return
     if healthz:
         http_server.address(healthz, "healthz")
@@ -128,13 +135,18 @@ def _add_child(
         helpers[PODS] = _pods(contexts[EXPORTER].params["pod_resources_socket"])
     if FEATURE_DISCOVERY in contexts:
         helpers[LABELS] = _labels(contexts[FEATURE_DISCOVERY], agent_.choice)
-    options = {
+    options: dict[str, Any] = {
         "log_format": log_format,
         "healthz": healthz,
         "services": {name: arguments[name] for name in names},
         "node_config": _node(file, section),
+        "mig": None,
         "parent": os.getpid(),
     }
+    if mig_node is not None:
+        helpers[MIG_NODE] = mig_node.serve
+        params = contexts[MIG_MANAGER].params
+        options["mig"] = {name: params[name] for name in ("node_name", "namespace", "kubeconfig")}
 
     def server_end(connection: socket.socket) -> relay.ServerEnd:
         return relay.ServerEnd(

@@ -15,8 +15,9 @@ from gpunode.config import settings
 from gpuruntime.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable, Mapping
 
+    from gpunode.mig.node import Node
     from gpunode.services.mig_manager import MigManager
     from gpunode.services.observation import Holdable
     from gpunode.services.surroundings import Surroundings
@@ -119,29 +120,36 @@ def mig_manager(ctx: click.Context, /, *, log_format: str, **_: Any) -> None:  #
     from gpunode.services import standalone  # noqa: PLC0415
 
     async def serve() -> None:
-        await standalone.run(service(ctx), ctx.params["healthz"])
+        manager = service(ctx, lambda: _node(ctx.params), lambda: _label_values(ctx.params))
+        await standalone.run(manager, ctx.params["healthz"])
 
     asyncio.run(serve())
 
 
 def agent_service(ctx: click.Context, surroundings: Surroundings) -> MigManager:
     """Return the service of the options in *ctx* for the agent; raise as `service` does."""
-    return service(ctx, surroundings.holdable)
+    node = surroundings.mig_node
+    assert node is not None
+    return service(ctx, lambda: node, node.values, surroundings.holdable)
 
 
-def service(ctx: click.Context, watcher: Holdable | None = None) -> MigManager:
+def service(
+    ctx: click.Context,
+    connect_node: Callable[[], Node],
+    label_values: Callable[[], AsyncIterator[object]],
+    watcher: Holdable | None = None,
+) -> MigManager:
     """Return the service of the options in *ctx*; raise ArgumentError or ConfigError.
 
-    *watcher* is that of the process, which is held while a MIG mode changes.
+    *connect_node* returns the node or raises ApiServerError, *label_values* yields after each
+    change of the label of the config. *watcher* is that of the process, which is held while a MIG
+    mode changes.
     """
     from gpunode import mig_config  # noqa: PLC0415
-    from gpunode.api import node_watch  # noqa: PLC0415
-    from gpunode.api.client import connect, connect_async  # noqa: PLC0415
-    from gpunode.api.mig_node import MigNode  # noqa: PLC0415
     from gpunode.mig import commands, host_state, operands  # noqa: PLC0415
     from gpunode.mig.host import Host  # noqa: PLC0415
     from gpunode.mig.host_services import HostServices  # noqa: PLC0415
-    from gpunode.mig.manager import CONFIG_LABEL, Manager, Options  # noqa: PLC0415
+    from gpunode.mig.manager import Manager, Options  # noqa: PLC0415
     from gpunode.services.mig_manager import Hold, MigManager, Signals  # noqa: PLC0415
 
     values = ctx.params
@@ -188,18 +196,32 @@ def service(ctx: click.Context, watcher: Holdable | None = None) -> MigManager:
         refresh=lambda: host_state.renew(driver_root, root),
         boot_id=_boot_id(),
     )
-    client = connect(values["kubeconfig"])
-    node = MigNode(client, values["node_name"], values["namespace"] or client.namespace)
+    node = connect_node()
     host = Host(driver_root, values["state_directory"], values["timeout"])
 
     def make(signals: Signals, hold: Hold) -> Manager:
         return Manager(node, host, replace(options, hold=hold), signals.stop, signals.wake)
 
-    def label_values() -> AsyncIterator[str | None]:
-        client = connect_async(values["kubeconfig"])
-        return node_watch.label_values(client, values["node_name"], CONFIG_LABEL)
-
     return MigManager(make, label_values, watcher)
+
+
+def _node(values: Mapping[str, Any]) -> Node:
+    """Return the node in the API server; raise ApiServerError."""
+    # A process that does not ask the API server itself saves the memory of its client.
+    from gpunode.api.client import connect  # noqa: PLC0415
+    from gpunode.api.mig_node import MigNode  # noqa: PLC0415
+
+    client = connect(values["kubeconfig"])
+    return MigNode(client, values["node_name"], values["namespace"] or client.namespace)
+
+
+def _label_values(values: Mapping[str, Any]) -> AsyncIterator[str | None]:
+    from gpunode.api.client import connect_async  # noqa: PLC0415
+    from gpunode.api.node_watch import label_values  # noqa: PLC0415
+    from gpunode.mig.node import CONFIG_LABEL  # noqa: PLC0415
+
+    client = connect_async(values["kubeconfig"])
+    return label_values(client, values["node_name"], CONFIG_LABEL)
 
 
 def _boot_id() -> str:

@@ -18,17 +18,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from gpunode import mig_config
-from gpunode.api.client import ApiServerError
-from gpunode.api.mig_node import CONFLICT, FORBIDDEN, NodeView
+from gpunode.api.errors import CONFLICT, FORBIDDEN, ApiServerError
 from gpunode.mig import change, commands, engine, journal, operands, states
 from gpunode.mig.commands import CommandError
 from gpunode.mig.engine import InUseError, RebootNeededError
 from gpunode.mig.host import Host
 from gpunode.mig.host_services import HostServices
 from gpunode.mig.journal import LockedError
+from gpunode.mig.node import CONFIG_LABEL, Node, NodeView
 from gpunode.mig.operands import Pause
 from gpunode.mig.states import Target
 from gpunode.mig_config import MigConfig
@@ -43,7 +43,6 @@ from gpuruntime.errors import (
 
 log = logging.getLogger(__name__)
 
-CONFIG_LABEL = "nvidia.com/mig.config"
 STATE_LABEL = "nvidia.com/mig.config.state"
 # The node is read at least this often, should the watch not report a change.
 _POLL_S = 60.0
@@ -70,25 +69,6 @@ class PodsError(GpuRuntimeError):
     """The pods of paused operands did not end."""
 
     phase = "operands"
-
-
-class Node(Protocol):
-    """What is needed of the API server; each call raises ApiServerError."""
-
-    def read(self) -> NodeView:
-        """Return the node's labels."""
-
-    def set_labels(self, labels: Mapping[str, str], version: str) -> None:
-        """Set labels of the version of the node that was read."""
-
-    def pods(self, apps: Sequence[str]) -> list[str]:
-        """Return the pods of *apps* that have not ended."""
-
-    def delete_pod(self, name: str) -> None:
-        """Delete a pod."""
-
-    def report(self, reason: str, message: str, uid: str, *, is_warning: bool = False) -> None:
-        """Create an event."""
 
 
 @dataclass(frozen=True, slots=True)

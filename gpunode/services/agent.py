@@ -2,7 +2,7 @@
 """The agent: runs services on one watcher, those without rights in a child.
 
 This process is root. It parses nothing but its config files, what the driver and the kubelet's
-device manager send, and the child's requests.
+device manager send, and the child's requests and answers.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from gpunode.services.unprivileged import Unprivileged
 from gpunode.watch.watcher import Watcher
 
 CHILD = "unprivileged"
+# How long the child runs on while services end, which may need it.
+_STOP_S = 2.5
 
 
 class Agent:
@@ -64,6 +66,8 @@ class Agent:
             yield
         finally:
             self.group.stop()
+            # The manager of MIG restores operands by its child.
+            await asyncio.wait(tasks[:1], timeout=_STOP_S)
             for task in tasks[1:]:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-from gpunode.api.client import ApiServerError
+from gpunode.api.errors import ApiServerError
 from gpunode.mig.manager import Manager
 from gpunode.services.healthz import Report
 from gpunode.services.observation import Holdable
@@ -44,14 +44,14 @@ Hold = Callable[[], AbstractContextManager[None]]
 class MigManager:
     """The service; *make* returns the manager that heeds some signals, and holds the watcher.
 
-    *values* yields the values of the label of the config. *watcher* is that of other services in
-    this process.
+    *values* yields after each change of the label of the config. *watcher* is that of other
+    services in this process.
     """
 
     def __init__(
         self,
         make: Callable[[Signals, Hold], Manager],
-        values: Callable[[], AsyncIterator[str | None]],
+        values: Callable[[], AsyncIterator[object]],
         watcher: Holdable | None = None,
     ) -> None:
         self._values = values

@@ -68,12 +68,12 @@ class ServiceGroup:
             member.service = member.make()
 
     async def serve(self) -> None:
-        """Run the services until `stop`."""
+        """Run the services, which may be none, until `stop`."""
         tasks = [
             asyncio.create_task(self._keep(name, member)) for name, member in self._members.items()
         ]
         try:
-            await asyncio.gather(*tasks)
+            await asyncio.gather(self._stop.wait(), *tasks)
         finally:
             self.stop()
             if tasks:

@@ -15,8 +15,12 @@ from gpunode.services.observation import Holdable, Measuring
 if TYPE_CHECKING:
     from lightkube import Client
 
+    from gpunode.services.node_relay import RemoteNode
+
 # The connections of the child without rights on which the agent does something as root.
 PODS, LABELS = "pods", "labels"
+# The connection on which the child asks the API server for the manager of MIG.
+MIG_NODE = "mig-node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,8 @@ class Surroundings:
     *config_path* returns the path of the config file in force, "" for none, or raises ConfigError.
     A service without rights has *connections* to the agent, and *client*, which returns a client
     of the API server or raises ApiServerError.
-    *holdable* is the agent's watcher too, for a service that is root.
+    A service that is root has *holdable*, the agent's watcher too, and *mig_node*, the node that
+    the child asks the API server for.
     """
 
     watch: Callable[[Roots], AbstractAsyncContextManager[Measuring]]
@@ -36,3 +41,4 @@ class Surroundings:
     client: Callable[[], Client] | None = None
     driver_root: str = "/"
     holdable: Holdable | None = None
+    mig_node: RemoteNode | None = None

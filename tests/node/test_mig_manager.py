@@ -33,7 +33,8 @@ from gpunode.cli.main import root
 from gpunode.mig import commands, journal
 from gpunode.mig.host import Host
 from gpunode.mig.host_services import HostServices
-from gpunode.mig.manager import CONFIG_LABEL, STATE_LABEL, Manager, Options
+from gpunode.mig.manager import STATE_LABEL, Manager, Options
+from gpunode.mig.node import CONFIG_LABEL
 from gpuruntime.errors import GpuRuntimeError
 
 PATIENCE_S = 30
@@ -474,10 +475,32 @@ def command(node: Node, *options: str) -> list[str]:
     ]
 
 
-def test_the_program_follows_the_label(node: Node) -> None:
+def agent_command(node: Node) -> list[str]:
+    """Return the command line of an agent whose only service is the manager."""
+    config = node.directory / "agent.yaml"
+    config.write_text(
+        f"""\
+driver-root: {node.host.root}
+services:
+  mig-manager:
+    node-name: {NODE}
+    config-file: {node.directory}/configs.yaml
+    kubeconfig: {node.kubeconfig}
+    default-gpu-clients-namespace: {NAMESPACE}
+    state-directory: {node.directory}/state
+    pause-file: {node.pause_file}
+"""
+    )
+    return [sys.executable, "-c", PROGRAM, "agent", f"--config={config}"]
+
+
+@pytest.mark.parametrize("command_of", [command, agent_command])
+def test_the_program_follows_the_label(
+    node: Node, command_of: Callable[[Node], list[str]]
+) -> None:
     """The watch wakes it at once; SIGTERM ends it while it waits for pods."""
     with node.api.config(node.kubeconfig):
-        process = subprocess.Popen(command(node), stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(command_of(node), stderr=subprocess.PIPE, text=True)
         try:
             node.until_state("success")
             node.api.stay = True

@@ -20,7 +20,8 @@ from node.virtual_time import VirtualLoop, run
 from unit.gpunode.nodes import gpu
 
 from gpunode.api import node_watch
-from gpunode.api.client import ApiServerError, connect, connect_async
+from gpunode.api.client import connect, connect_async
+from gpunode.api.errors import ApiServerError
 from gpunode.api.node_labels import NodeFeature, NodeLabels
 from gpunode.api.node_view import NodeView
 from gpunode.config.effective import Config
