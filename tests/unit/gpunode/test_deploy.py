@@ -310,6 +310,15 @@ def test_the_config_of_the_agent_can_be_used(tmp_path: Path) -> None:
     assert file.get(("services", "exporter", "listen")) == f":{ports['metrics']}"
 
 
+@needs_kubectl
+def test_the_child_of_the_agent_may_read_the_token() -> None:
+    """The kubelet lets the pod's group read it, which is that of nobody in the image."""
+    ((_, spec),) = pods("overlays/agent")
+    nobody = re.search(r"nobody:x:\d+:(\d+):", (TREE / "scripts/image_root.py").read_text())
+    assert nobody is not None
+    assert spec["securityContext"]["fsGroup"] == int(nobody[1])
+
+
 def keys(schema: Object, path: tuple[str, ...] = ()) -> Iterator[str]:
     """Yield the dotted paths of the values below flags and imex in the *schema* of the config."""
     for name, value in schema["properties"].items():
