@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the manager of MIG reads and writes in the API server: labels and events of its node, pods.
 
-Labels are changed by a patch that names the version which was read, so that a change of somebody
-else in between is not lost.
+Labels are changed by a patch that names the version which was read, so that a change by another
+client in between is not lost.
 """
 
 from __future__ import annotations

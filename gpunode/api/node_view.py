@@ -20,7 +20,7 @@ _ResourceSlice = create_global_resource("resource.k8s.io", "v1", "ResourceSlice"
 
 
 class NodeView:
-    """The node *name*; *connect* returns a client when the first question is asked."""
+    """The node *name*; *connect* returns a client before the first request."""
 
     def __init__(self, connect: Callable[[], Client], name: str) -> None:
         self._connect = connect
