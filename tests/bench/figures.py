@@ -38,10 +38,10 @@ class Summary:
 
 
 def over(values: Sequence[float], base: Sequence[float]) -> float:
-    """Return the median of the differences from *base* within each repetition.
+    """Return the median of the differences from *base* within each round.
 
-    Load on the machine during a repetition slows both values. Raises ValueError if the numbers of
-    repetitions differ.
+    Load on the machine during a round slows both values. Raises ValueError if the numbers of
+    rounds differ.
     """
     return statistics.median(value - other for value, other in zip(values, base, strict=True))
 

@@ -124,28 +124,44 @@ def guest(
         process.stdout.close()
 
 
-def measure(guests: dict[str, Guest], wanted: list[cases.Case], repetitions: int) -> Ran:
-    """Return case → operation → samples, and those of programs without a container."""
+def measure(guests: dict[str, Guest], groups: list[cases.Group], repetitions: int) -> Ran:
+    """Return case → operation → samples, and those of programs without a container.
+
+    Sample number N of each case of a group is from the same round.
+    """
     lives: Ran = {
-        case.full_name: {operation: [] for operation in cases.OPERATIONS} for case in wanted
+        case.full_name: {operation: [] for operation in cases.OPERATIONS}
+        for group in groups
+        for case in group.cases
     }
     programs: dict[str, list[Any]] = defaultdict(list)
-    turns: list[cases.Case | None] = [case for case in wanted for _ in range(case.times)]
-    if cases.BARE in guests:
-        turns += [None] * cases.BARE_TIMES
     order = random.Random(SEED)
     for repetition in range(-WARM_UP, repetitions):
-        for case in order.sample(turns, len(turns)):
-            if case is None:
-                answer = guests[cases.BARE].ask("programs")
-                samples = programs
-            else:
-                answer = guests[case.host].ask("life", **asdict(case))
-                samples = lives[case.full_name]
-            if repetition >= 0:
-                for name, sample in answer.items():
-                    samples[name].append(sample)
+        for group in turns(groups, order, has_programs=cases.BARE in guests):
+            if group is None:
+                _measured(guests[cases.BARE].ask("programs"), programs, repetition)
+                continue
+            for case in order.sample(group.cases, len(group.cases)):
+                samples = guests[case.host].ask("life", **asdict(case))
+                _measured(samples, lives[case.full_name], repetition)
     return {"lives": lives, "programs": programs}
+
+
+def turns(
+    groups: list[cases.Group], order: random.Random, *, has_programs: bool
+) -> list[cases.Group | None]:
+    """Return the rounds of one repetition, in the random order of *order*; None: programs."""
+    rounds: list[cases.Group | None] = [group for group in groups for _ in range(group.rounds)]
+    if has_programs:
+        rounds += [None] * cases.BARE_TIMES
+    return order.sample(rounds, len(rounds))
+
+
+def _measured(new: Ran, samples: Ran, repetition: int) -> None:
+    """Add the *new* sample of each name to *samples*, unless the *repetition* is a warm-up."""
+    if repetition >= 0:
+        for name, sample in new.items():
+            samples[name].append(sample)
 
 
 def named(word: str) -> tuple[str, str]:
@@ -183,11 +199,8 @@ def main() -> None:
     asked = options()
     programs = build()
     runtimes = dict(asked.runtime)
-    wanted = [
-        case
-        for case in cases.with_others(cases.CASES, runtimes)
-        if asked.only.search(case.full_name)
-    ]
+    groups = cases.matching(cases.with_others(cases.GROUPS, runtimes), asked.only)
+    hosts = {case.host for group in groups for case in group.cases}
     found: Ran = {"reps": asked.reps, "first": asked.first, "engines": {}}
     before = os.getloadavg()
     if asked.views:
@@ -200,9 +213,9 @@ def main() -> None:
                 guest(host, programs, is_first=asked.first, replays=not asked.without_replay)
             )
             for host in cases.HOSTS
-            if not asked.only.pattern or any(case.host == host.name for case in wanted)
+            if not asked.only.pattern or host.name in hosts
         }
-        found |= measure(guests, wanted, asked.reps)
+        found |= measure(guests, groups, asked.reps)
         if not asked.only.pattern:
             found |= once(guests, asked.reps)
     if not asked.only.pattern:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
-from bench.cases import BASE, EIGHT, EIGHT_ALL, OPERATIONS
+from bench.cases import BASE, EIGHT, EIGHT_ALL, NONE, OPERATIONS, rounds_of
 from bench.figures import Summary
 from bench.targets import Found, rows, stand_in, walls
 
@@ -23,10 +23,13 @@ on simulated hosts with 8 GPUs and `ModifyDeviceFiles: 1`, ours as `make install
 
 Each container has an overlay and a config.json of its own.
 It is created, started, asked for its state, entered, killed and deleted.
-Each repetition runs all cases in random order, each after an untimed create of the same case.
+Each container is measured after an untimed create of the same case.
+A round measures cases that a limit compares directly after each other, in random order.
+Each repetition has {no_gpu} rounds of runc and no GPU, {gpus} of 8 GPUs and {cdi} of cdi mode.
+The other cases have one round, and the order of all rounds is random.
 *Cold* means that /run/gpuruntime is emptied after the untimed create.
-Times are medians in ms of wall clock time; ratios are ratios of medians.
-*Over* is the median of the differences within a repetition.
+Times are medians of all samples in ms of wall clock time; ratios are ratios of medians.
+*Over* is the median of the differences within a round.
 {policy}
 {reps} repetitions; load average before and after: {before:.1f}, {after:.1f}.
 
@@ -47,6 +50,9 @@ def page(results: Found, command: str) -> str:
         reps=results["reps"],
         before=results["load"][0][0],
         after=results["load"][1][0],
+        no_gpu=rounds_of("jit-cdi", NONE),
+        gpus=rounds_of("jit-cdi", EIGHT),
+        cdi=rounds_of("cdi", EIGHT),
     )
     parts = [head, "## What it must reach", _targets(results), "## Containers", _lives(results)]
     parts += ["## What is left in a warm create", PROFILE + _profile(results)]

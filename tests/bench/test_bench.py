@@ -41,7 +41,7 @@ def test_a_summary_is_not_moved_by_one_sample_far_off() -> None:
     assert summary.high == pytest.approx(601.6)
 
 
-def test_differences_are_those_within_a_repetition() -> None:
+def test_differences_are_those_within_a_round() -> None:
     """The medians are equal in this example."""
     assert over([2.0, 12.0, 22.0], [1.0, 11.0, 30.0]) == 1.0
     with pytest.raises(ValueError, match="longer"):
@@ -180,9 +180,41 @@ def test_the_chart_shows_each_case_with_its_ratio_to_runc() -> None:
 
 def test_another_runtime_is_asked_for_the_same_containers() -> None:
     """Except the cold cases: the cache of another runtime is unknown."""
-    others = [case for case in cases.with_others(cases.CASES, {"x": "/x"}) if case.program == "/x"]
+    groups = cases.with_others(cases.GROUPS, {"x": "/x"})
+    others = [case for group in groups for case in group.cases if case.program == "/x"]
     assert {case.full_name for case in others} >= {"jit-cdi: x, no GPU", "cdi: x, 8 GPUs"}
     assert not any(case.is_cold for case in others)
+    (beside,) = (
+        group for group in groups if any(case.name == "x, no GPU" for case in group.cases)
+    )
+    assert "jit-cdi: runc" in [case.full_name for case in beside.cases]
+
+
+def test_samples_of_one_number_are_from_neighbours() -> None:
+    """Differences are those of a round: no other case is measured between its cases."""
+    groups = [
+        cases.Group((cases.JIT[0], cases.JIT[2]), rounds=3),
+        cases.Group((cases.JIT[3],), rounds=2),
+    ]
+    guest = NumberingGuest()
+    results = measure.measure({"jit-cdi": guest, cases.BARE: guest}, groups, 4)  # type: ignore[dict-item]
+    numbers = {name: samples["create"] for name, samples in results["lives"].items()}
+    assert [len(samples) for samples in numbers.values()] == [12, 12, 8]
+    assert len(results["programs"]["python"]) == 4 * cases.BARE_TIMES
+    differences = [a - b for a, b in zip(numbers["jit-cdi: runc"], numbers["jit-cdi: no GPU"])]
+    assert {*differences} == {1, -1}
+
+
+class NumberingGuest:
+    """A guest whose samples are the numbers of the measurements."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def ask(self, name: str, /, **_: Any) -> dict[str, int]:
+        """Return the next number as the sample of each operation, or of a program."""
+        self.count += 1
+        return dict.fromkeys(("python",) if name == "programs" else cases.OPERATIONS, self.count)
 
 
 @pytest.mark.parametrize("word", ["crun", "=/bin/true", "x=", "x=/etc/passwd", "ours=/bin/true"])
@@ -216,7 +248,7 @@ def test_a_run_has_a_sample_of_each_operation_and_leaves_nothing(tmp_path: Path)
         if case.full_name in lives:
             assert list(lives[case.full_name]) == list(cases.OPERATIONS)
             for samples in lives[case.full_name].values():
-                assert len(samples) == case.times
+                assert len(samples) == cases.rounds_of("jit-cdi", case.name)
                 assert all(wall > 0 and peak > 0 for wall, _, peak in samples)
     assert machine.differences(before, machine.of_machine) == []
 
