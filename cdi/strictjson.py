@@ -78,21 +78,28 @@ def loads(
     )
 
 
-def dumps(value: object, *, ascii_only: bool = True) -> str:
+def dumps(
+    value: object,
+    *,
+    ascii_only: bool = True,
+    allow_nan: bool = False,
+    default: Callable[[Any], object] | None = None,
+) -> str:
     """Return *value* as JSON without blanks; raise ValueError or TypeError if it is not JSON.
 
-    With *ascii_only*, all characters outside ASCII are escaped.
+    With *ascii_only*, all characters outside ASCII are escaped; with *allow_nan*, the numbers that
+    JSON does not have are constants. *default* converts a value that is not JSON.
     """
     encode = make_encoder(
         {},  # the containers of the current value, to detect cycles
-        _refuse,
+        default or _refuse,
         encode_basestring_ascii if ascii_only else encode_basestring,
         None,  # not indented
         ":",
         ",",
         False,  # noqa: FBT003 (keys are not sorted)
         False,  # noqa: FBT003 (members with invalid keys are not skipped)
-        False,  # noqa: FBT003 (no NaN)
+        allow_nan,
     )
     return "".join(encode(value, 0))
 

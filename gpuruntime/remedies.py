@@ -61,17 +61,15 @@ _GUEST_MARKS = ("/run/systemd/container", "/run/.containerenv")
 _FREE_DRIVERS = ("nouveau", "nova_core")
 # In the order in which a file hides those of the same name in the others: modprobe.d(5).
 _MODPROBE_DIRECTORIES = ("/etc/modprobe.d", "/run/modprobe.d", "/usr/lib/modprobe.d")
-_DISABLED = re.compile(
-    r"^\s*(alias\s+nvidia\s+off|install\s+nvidia\s+(?:/usr)?/bin/(?:true|false))\s*$",
-    re.MULTILINE,
-)
+# Patterns are compiled where they are used: every discovery imports this module.
+_DISABLED = r"(?m)^\s*(alias\s+nvidia\s+off|install\s+nvidia\s+(?:/usr)?/bin/(?:true|false))\s*$"
 # Debian's package calls the module nvidia-current, with the alias nvidia.
-_MODULE_FILE = re.compile(r"^(\S*/nvidia(?:-current)?\.ko(?:\.\w+)?):", re.MULTILINE)
+_MODULE_FILE = r"(?m)^(\S*/nvidia(?:-current)?\.ko(?:\.\w+)?):"
 _SIGNATURE_MARK = b"~Module signature appended~\n"
-_VERSION_MARK = re.compile(rb"\0version=([0-9][0-9.]{2,30})\0")
+_VERSION_MARK = rb"\0version=([0-9][0-9.]{2,30})\0"
 _MAX_MODULE_BYTES = 256 << 20
-_GPU_NODE = re.compile(r"nvidia([0-9]{1,6})\Z")
-_CONTROL_NODE = re.compile(r"nvidia(ctl|-uvm|-uvm-tools|-modeset|-caps/nvidia-cap[0-9]+)\Z")
+_GPU_NODE = r"nvidia([0-9]{1,6})\Z"
+_CONTROL_NODE = r"nvidia(ctl|-uvm|-uvm-tools|-modeset|-caps/nvidia-cap[0-9]+)\Z"
 # Class of a kind → the mode of `cdi generate` that makes it.
 _MODES = {name: name for name in ("gds", "mofed", "gdrcopy", "nvswitch", "cc")}
 _MODES["imex-channel"] = "imex"
@@ -256,7 +254,7 @@ def _dkms_versions(host: Host) -> list[str]:
 
 def _module_file(host: Host, modules: str) -> str:
     """Return the path of the driver's module in the directory *modules*, "" if it has none."""
-    match = _MODULE_FILE.search(host.read(f"{modules}/modules.dep") or "")
+    match = re.search(_MODULE_FILE, host.read(f"{modules}/modules.dep") or "")
     return os.path.join(modules, match[1]) if match else ""
 
 
@@ -267,7 +265,7 @@ def _disabling_line(host: Host) -> tuple[str, str]:
         for name in host.names(directory):
             files.setdefault(name, f"{directory}/{name}")
     for name, path in sorted(files.items()):
-        match = _DISABLED.search(host.read(path) or "") if name.endswith(".conf") else None
+        match = re.search(_DISABLED, host.read(path) or "") if name.endswith(".conf") else None
         if match:
             return " ".join(match[1].split()), path
     return "", ""
@@ -353,7 +351,7 @@ def _marked_version(stream: BinaryIO) -> str:
     """Return the version in the section .modinfo of *stream*, "" if there is none."""
     overlap = b""
     for chunk in _chunks(stream):
-        match = _VERSION_MARK.search(overlap + chunk)
+        match = re.search(_VERSION_MARK, overlap + chunk)
         if match:
             return match[1].decode("ascii")
         overlap = chunk[-64:]
@@ -394,8 +392,8 @@ def missing_spec_node(
     None for that of another vendor.
     """
     name = path.rpartition("/dev/")[2]
-    gpu = _GPU_NODE.match(name)
-    if kind is None or not (gpu or _CONTROL_NODE.match(name)):
+    gpu = re.match(_GPU_NODE, name)
+    if kind is None or not (gpu or re.match(_CONTROL_NODE, name)):
         return stale_spec(spec, kind)
     if not host.exists("/proc/driver/nvidia/version"):
         return unloaded_module(host, driver_root)[1]

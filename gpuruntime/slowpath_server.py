@@ -8,18 +8,18 @@ for.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # signal without enum
 import gc
-import json
 import os
-import signal
 import sys
-from collections.abc import Callable
 
+from cdi import strictjson
 from gpuruntime.errors import ConfigError, DriverError, GpuRuntimeError
 from gpuruntime.slowpath import DEADLINE_S
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from gpuruntime import probes
@@ -155,12 +155,12 @@ def main() -> None:
     gc.disable()
     question, seconds = (*sys.argv[1:], str(DEADLINE_S))[:2]
     # One that is asked of the driver ends before, by its own deadline, and says so.
-    signal.setitimer(signal.ITIMER_REAL, float(seconds) + 1)
+    _signal.setitimer(_signal.ITIMER_REAL, float(seconds) + 1)
     # Descriptors of the engine that lack O_CLOEXEC are not for this process.
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-    argument = json.load(sys.stdin)
-    # In one piece: json.dump would encode in Python, not in C.
-    sys.stdout.write(json.dumps(QUESTIONS[question](argument), default=str))
+    argument = strictjson.loads(sys.stdin.buffer.read())
+    answer = QUESTIONS[question](argument)
+    sys.stdout.write(strictjson.dumps(answer, allow_nan=True, default=str))
     sys.stdout.flush()
     # Nothing is left to do, and the interpreter takes its time to free what it has.
     os._exit(0)

@@ -9,12 +9,15 @@ wchar_t of Linux.
 from __future__ import annotations
 
 import ctypes
-import json
-from typing import Any
 
+from cdi import strictjson
 from gpuruntime import child_process, remedies
 from gpuruntime.discover import nvml
 from gpuruntime.errors import DriverError, escape
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _OUTPUT_BYTES = 1 << 20
 # More adapters than Windows supports.
@@ -46,7 +49,7 @@ def driver_stores(library: str, deadline_s: float) -> list[str]:
             f'Windows did not answer in {deadline_s:g} s: "{library}"', remedies.RESTART_WSL
         )
     try:
-        response = json.loads(outcome.output)
+        response = strictjson.loads(outcome.output)
     except ValueError:
         raise nvml.NoAnswerError(
             f'"{library}" ended the process that asked it, {nvml.how_it_ended(outcome.status)}',

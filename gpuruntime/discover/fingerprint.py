@@ -189,11 +189,18 @@ def _existing(paths: Iterable[str]) -> list[str]:
     While that parent is missing, nothing exists below it, and many paths share it.
     """
     probed: dict[str, None] = {}
+    existing: dict[str, bool] = {}
+
+    def exists(path: str) -> bool:
+        if path not in existing:
+            existing[path] = os.path.exists(path)
+        return existing[path]
+
     for path in paths:
         missing = path
-        while not os.path.exists(missing):
+        while not exists(missing):
             parent = posixpath.dirname(missing)
-            if parent == missing or os.path.exists(parent):
+            if parent == missing or exists(parent):
                 break
             missing = parent
         probed[missing] = None

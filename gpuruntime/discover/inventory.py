@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import stat
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 
 from gpuruntime.discover import (
     device_nodes,
@@ -30,10 +29,6 @@ from gpuruntime.model import (
     LeftOutDevice,
     missing_nodes,
 )
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # Files for GPUDirect Storage: udev's data about disks, and the settings of cuFile.
 UDEV = "/run/udev"
@@ -78,7 +73,7 @@ def discover(  # noqa: PLR0913 (options, given by name)
     """
     root = user_space.DriverRoot(driver_root)
     csv = csv or tegra.CsvOptions(library_search_path=library_search_path)
-    with _dev_roots(dev_root) as (dev, host):
+    with _DevRoots(dev_root) as (dev, host):
         marks = platforms.marks(root, dev)
         if mode == WSL or (mode == platforms.AUTO and marks.wsl and not management):
             return wsl.discover(root, dev, marks, deadline_s)
@@ -196,7 +191,7 @@ def discover_features(driver_root: str, dev_root: str, feature: str) -> Inventor
     problems the optional parts that *feature* lacks. Raises DiscoveryError.
     """
     root = user_space.DriverRoot(driver_root)
-    with _dev_roots(dev_root) as (dev, host):
+    with _DevRoots(dev_root) as (dev, host):
         features = device_nodes.feature_nodes(dev, host)
     loaded = user_space_version.of_module(root) or user_space_version.of_module(root.host)
     files = _gds_files(root) if features[GDS] else ()
@@ -229,19 +224,28 @@ def _driver_of_module(
         return None
 
 
-@contextmanager
-def _dev_roots(dev_root: str) -> Iterator[tuple[device_nodes.DevRoot, device_nodes.DevRoot]]:
-    """Yield the dev root and the host's own, which may be the same object."""
-    dev = device_nodes.DevRoot(dev_root)
-    try:
-        host = dev if dev.path == "/" else device_nodes.DevRoot("/")
-        try:
-            yield dev, host
-        finally:
-            if host is not dev:
-                host.close()
-    finally:
-        dev.close()
+class _DevRoots:
+    """The dev root and the host's own, which may be the same object; open in the context."""
+
+    def __init__(self, dev_root: str) -> None:
+        self._dev = device_nodes.DevRoot(dev_root)
+        self._host = self._dev
+        if self._dev.path != "/":
+            try:
+                self._host = device_nodes.DevRoot("/")
+            except DiscoveryError:
+                self._dev.close()
+                raise
+
+    def __enter__(self) -> tuple[device_nodes.DevRoot, device_nodes.DevRoot]:
+        """Return both."""
+        return self._dev, self._host
+
+    def __exit__(self, *_: object) -> None:
+        """Close both."""
+        self._dev.close()
+        if self._host is not self._dev:
+            self._host.close()
 
 
 def _unlisted(

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from gpuruntime.model import Gpu
 
 _DRIVER = "nvidia"
-_BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")
-_UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-f-]{36})\s*$", re.MULTILINE)
-_MINOR = re.compile(r"^Device Minor:\s*([0-9]{1,7})\s*$", re.MULTILINE)
-_EXCLUDED = re.compile(r"^GPU Excluded:\s*Yes\s*$", re.MULTILINE)
+# Compiled where they are used: on most hosts NVML lists every GPU.
+_BUS_ID = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z"
+_UUID = r"(?m)^GPU UUID:\s*(GPU-[0-9a-f-]{36})\s*$"
+_MINOR = r"(?m)^Device Minor:\s*([0-9]{1,7})\s*$"
+_EXCLUDED = r"(?m)^GPU Excluded:\s*Yes\s*$"
 _MAX_BYTES = 1 << 16
 
 
@@ -73,9 +74,9 @@ def unlisted(
         if bus_id in listed:
             continue
         information = _information(proc, bus_id)
-        minor = _MINOR.search(information)
+        minor = re.search(_MINOR, information)
         node = f"/dev/nvidia{minor[1]}" if minor else ""
-        if _EXCLUDED.search(information):
+        if re.search(_EXCLUDED, information):
             kept_away.append(
                 LeftOutDevice(
                     uuid=_uuid(information),
@@ -132,7 +133,7 @@ def _bus_ids_by_index(gpus: Sequence[Gpu], proc: str) -> dict[str, str]:
 
 def _driver_bus_ids(proc: str) -> list[str]:
     """Return the PCI addresses of the GPUs that the module nvidia lists, in order."""
-    names = [name for name in _names(f"{proc}/driver/nvidia/gpus") if _BUS_ID.match(name)]
+    names = [name for name in _names(f"{proc}/driver/nvidia/gpus") if re.match(_BUS_ID, name)]
     return sorted(names, key=_place)
 
 
@@ -146,7 +147,7 @@ def _information(proc: str, bus_id: str) -> str:
 
 
 def _uuid(information: str) -> str:
-    match = _UUID.search(information)
+    match = re.search(_UUID, information)
     return match[1] if match else ""
 
 

@@ -203,12 +203,15 @@ def _links_elsewhere(
     Debian's alternatives, for example, link from the usual directories to the driver's.
     """
     links: dict[str, list[str]] = {}
+    candidates = []
+    for file in files:
+        names = [file.soname, _plain(file.soname)]
+        names += [place for place in map(_place, file.row.links) if "/" in place]
+        candidates.append((file, posixpath.dirname(file.path), names))
     for directory in directories:
-        for file in files:
-            if file.root is not directory.root or posixpath.dirname(file.path) == directory.path:
+        for file, own_directory, names in candidates:
+            if file.root is not directory.root or own_directory == directory.path:
                 continue
-            names = [file.soname, _plain(file.soname)]
-            names += [place for place in map(_place, file.row.links) if "/" in place]
             for name in names:
                 # The first part is the name or, for a library such as GBM's, a subdirectory.
                 if name.partition("/")[0] not in directory.names:

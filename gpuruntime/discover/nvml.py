@@ -8,12 +8,12 @@ abandoned. The child is forked, which costs less than to start another interpret
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # signal without enum
 import gc
-import json
 import os
-import signal
 import time
 
+from cdi import strictjson
 from gpuruntime import child_process, remedies
 from gpuruntime.discover import nvml_calls
 from gpuruntime.discover.driver_errors import AbsentDriverError, MismatchedDriverError
@@ -152,7 +152,7 @@ class Query:
                 message, f"{hint}, and for a CPU limit on the cgroup of the runtime"
             )
         try:
-            response: dict[str, Any] = json.loads(outcome.output)
+            response: dict[str, Any] = strictjson.loads(outcome.output)
         except ValueError:
             raise NoAnswerError(
                 f'"{self._library}" ended the process that asked it, '
@@ -288,11 +288,11 @@ def isolate(writer: int, deadline_s: float) -> None:
     # An unreachable object of the parent must not close its descriptor's number here.
     gc.disable()
     # NVML may start nvidia-modprobe and wait for it.
-    for number in (signal.SIGCHLD, signal.SIGALRM, signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for number in (_signal.SIGCHLD, _signal.SIGALRM, _signal.SIGINT, _signal.SIGTERM):
+        _signal.signal(number, _signal.SIG_DFL)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
     # End the child even if its parent no longer exists.
-    signal.setitimer(signal.ITIMER_REAL, deadline_s + 1)
+    _signal.setitimer(_signal.ITIMER_REAL, deadline_s + 1)
     os.dup2(writer, 3, inheritable=False)
     nothing = os.open("/dev/null", os.O_RDWR)
     for stream in (0, 1, 2):
@@ -306,7 +306,7 @@ def isolate(writer: int, deadline_s: float) -> None:
 
 def write_response(response: dict[str, Any]) -> None:
     """Write *response* as JSON to the parent of this isolated child."""
-    view = memoryview(json.dumps(response).encode())
+    view = memoryview(strictjson.dumps(response).encode())
     while view:
         view = view[os.write(3, view) :]
 

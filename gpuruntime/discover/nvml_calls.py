@@ -10,12 +10,15 @@ from __future__ import annotations
 import ctypes
 import re
 import sys
-from typing import Any
 
 from gpuruntime import remedies
 from gpuruntime.discover.platforms import is_integrated_name
 from gpuruntime.errors import escape
 from gpuruntime.model import LeftOutDevice
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 # The values of nvmlReturn_t that are handled here.
 INVALID_ARGUMENT, NOT_SUPPORTED, _NOT_FOUND = 2, 3, 6

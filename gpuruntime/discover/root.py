@@ -45,6 +45,15 @@ def normal(path: str) -> str:
     return "/" + posixpath.normpath(path).lstrip("/")
 
 
+def _read_elf(fd: int) -> elf.Elf:
+    """Return the ELF data of the file *fd* (O_PATH); raise ElfError, OSError."""
+    file = reopen(fd, os.O_RDONLY)
+    try:
+        return elf.read(lambda offset, length: os.pread(file, length, offset))
+    finally:
+        os.close(file)
+
+
 class Directory(Record):
     """A directory of *root*: its own *path* below it, and the *names* in it."""
 
@@ -187,8 +196,7 @@ class DriverRoot:
         try:
             real = self._checked(fd, path)
             if real not in self._elves:
-                with open(reopen(fd, os.O_RDONLY), "rb", buffering=0) as file:
-                    self._elves[real] = elf.read(file)
+                self._elves[real] = _read_elf(fd)
         except elf.ElfError as error:
             raise DiscoveryError(
                 f'"{self.host_path(path)}" is not a usable library: {error}',
@@ -247,7 +255,7 @@ class DriverRoot:
         """Return the target of the symlink *path* as it is written, None if it is not one."""
         directory, _, name = path.rpartition("/")
         try:
-            fd = self.root.open_directory(directory)
+            fd = self.root.open_path(directory)
         except OSError:
             return None
         try:
@@ -264,7 +272,7 @@ class DriverRoot:
         """
         directory, _, name = path.rpartition("/")
         try:
-            parent = self.root.open_directory(directory)
+            parent = self.root.open_path(directory)
         except OSError:
             return None
         try:
@@ -308,8 +316,11 @@ class DriverRoot:
     def is_link(self, path: str) -> bool:
         """Return whether *path* itself is a symlink."""
         directory, _, name = path.rpartition("/")
+        listed = self._directories.get(directory)
+        if listed is not None and name not in listed.names:
+            return False
         try:
-            fd = self.root.open_directory(directory)
+            fd = self.root.open_path(directory)
         except OSError:
             return False
         try:

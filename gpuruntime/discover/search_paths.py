@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import os
 import posixpath
 import re
@@ -139,15 +140,22 @@ def _known(native: str) -> Iterable[str]:
 def _cached(root: DriverRoot) -> list[str]:
     """Return the directories of the driver's libraries in the root's ld.so.cache, if any."""
     data = root.read("/etc/ld.so.cache", MAX_CACHE_BYTES)
+    return list(_directories_in(data)) if data else []
+
+
+# The fingerprint and the discovery of one process read the same cache.
+@functools.lru_cache(maxsize=1)
+def _directories_in(data: bytes) -> tuple[str, ...]:
+    """Return the directory of each library of the driver in the loader cache *data*."""
     try:
-        entries = ldcache_merge.parse(data, is_drivers) if data else []
+        entries = ldcache_merge.parse(data, is_drivers)
     except LdcacheError:
         # An old format or another byte order: use every string that looks like a library's path.
         names = tuple(f"/{name}".encode() for name in (CUDA_NAME, NVML_NAME))
-        paths = [text for text in (data or b"").split(b"\0") if text.endswith(names)]
+        paths = [text for text in data.split(b"\0") if text.endswith(names)]
         host_paths = [os.fsdecode(path[path.index(b"/") :]) for path in paths]
-        return [posixpath.dirname(path) for path in host_paths]
-    return [posixpath.dirname(row[1]) for row in entries]
+        return tuple(posixpath.dirname(path) for path in host_paths)
+    return tuple(posixpath.dirname(row[1]) for row in entries)
 
 
 def cache_fault(root: DriverRoot) -> str:

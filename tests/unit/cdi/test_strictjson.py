@@ -56,7 +56,8 @@ def test_values_are_written_as_by_json_and_read_again(value: object, ascii_only:
         lambda: json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=ascii_only)
     )
     assert came_to(lambda: strictjson.dumps(value, ascii_only=ascii_only)) == wanted
-    written = json.dumps(value)
+    written = json.dumps(value, separators=(",", ":"))
+    assert strictjson.dumps(value, allow_nan=True) == written
     assert repr(strictjson.loads(written)) == repr(json.loads(written))
 
 
@@ -100,3 +101,4 @@ def test_what_json_has_not_is_a_type_error() -> None:
     """Rather than something that looks like it."""
     with pytest.raises(TypeError, match="set is not a JSON value"):
         strictjson.dumps({"a": {1}})
+    assert strictjson.dumps({"a": {1}}, default=list) == '{"a":[1]}'
