@@ -7,16 +7,18 @@ and the start of a container report.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from typing import Any
-
 from cdi import names
 from cdi.errors import CdiError
 from gpuruntime import config as settings
 from gpuruntime.configfile import option_table
 from gpuruntime.configfile.option_table import Option
+from gpuruntime.record import Record
 from gpuruntime.request import capabilities
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
 
 # The nearest known key is searched for this many unknown keys only: each search takes time.
 MAX_NEAREST = 50
@@ -35,8 +37,7 @@ _ABSOLUTE_LOGS = ("nvidia-container-cli.debug", f"{settings.RUNTIME}.debug")
 _LENIENT = {_LOG_LEVEL: 'which is taken for "info"', _COMPAT: "which is not a mode"}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class OptionFinding:
+class OptionFinding(Record):
     """A fault of the option at *path*.
 
     *severity*: with an ERROR our runtime starts no container, or, with *gpu_only*, none that
@@ -45,11 +46,22 @@ class OptionFinding:
     hint of an unknown key is the known key that resembles it, if there is one.
     """
 
-    severity: str
-    path: tuple[str, ...]
-    message: str
-    hint: str = ""
-    gpu_only: bool = False
+    __slots__ = ("gpu_only", "hint", "message", "path", "severity")
+
+    def __init__(
+        self,
+        severity: str,
+        path: tuple[str, ...],
+        message: str,
+        hint: str = "",
+        *,
+        gpu_only: bool = False,
+    ) -> None:
+        self.severity = severity
+        self.path = path
+        self.message = message
+        self.hint = hint
+        self.gpu_only = gpu_only
 
 
 def examine(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[OptionFinding]]:

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-from typing import Any
 
+from cdi import strictjson
 from gpuruntime import config as settings
 from gpuruntime.configfile import check, lines
 from gpuruntime.configfile import file as files
@@ -15,6 +14,10 @@ from gpuruntime.errors import ConfigError
 from gpuruntime.launcher import companion
 from gpuruntime.snapshots import config_snapshot, storage
 from gpuruntime.system.replace import replace_file
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 # A file of another program has one warning for each line: nobody reads all of them.
 MAX_WARNINGS = 50
@@ -71,7 +74,7 @@ def _store(path: str, status: os.stat_result, values: dict[str, Any]) -> None:
     try:
         stamp = settings.stamp(path, status)
         snapshot = {"format": config_snapshot.FORMAT, "file": stamp, "values": values}
-        data = json.dumps(snapshot).encode()
+        data = strictjson.dumps(snapshot).encode()
         replace_file(dirfd, config_snapshot.NAME, data, 0o644)
     finally:
         os.close(dirfd)

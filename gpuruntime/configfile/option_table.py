@@ -6,20 +6,22 @@ Pure. The start path does not load it: gpuruntime/config.py has the defaults.
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
+from cdi import strictjson
 from gpuruntime import config as settings
 from gpuruntime.plan import gpu_edits
+from gpuruntime.record import Record
 from gpuruntime.request import capabilities
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Value = str | int | bool | list[str] | None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Option:
+class Option(Record):
     """One key of config.toml.
 
     *kind* is a key of KINDS. *choices* are the allowed values, or of a list the allowed items.
@@ -28,15 +30,28 @@ class Option:
     no program of ours acts on the key, which exists for the incumbent's config files.
     """
 
-    key: str
-    kind: str
-    default: Value
-    doc: str
-    _: dataclasses.KW_ONLY
-    sample: Value = None
-    choices: tuple[str, ...] = ()
-    maximum: int = 0
-    never: str = ""
+    __slots__ = ("choices", "default", "doc", "key", "kind", "maximum", "never", "sample")
+
+    def __init__(
+        self,
+        key: str,
+        kind: str,
+        default: Value,
+        doc: str,
+        *,
+        sample: Value = None,
+        choices: tuple[str, ...] = (),
+        maximum: int = 0,
+        never: str = "",
+    ) -> None:
+        self.key = key
+        self.kind = kind
+        self.default = default
+        self.doc = doc
+        self.sample = sample
+        self.choices = choices
+        self.maximum = maximum
+        self.never = never
 
     @property
     def table(self) -> str:
@@ -501,7 +516,7 @@ def literal(value: Value) -> str:
     if isinstance(value, list):
         return f"[{', '.join(literal(item) for item in value)}]"
     # Each JSON string is a TOML string, except for DEL, which JSON does not escape.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return strictjson.dumps(value, ascii_only=False).replace("\x7f", "\\u007f")
 
 
 def flatten(document: Mapping[str, object]) -> Iterator[tuple[tuple[str, ...], object]]:
@@ -524,7 +539,7 @@ def to_key(path: tuple[str, ...]) -> str:
     return ".".join(
         part
         if part and all(c.isascii() and (c.isalnum() or c in "-_") for c in part)
-        else json.dumps(part)
+        else strictjson.dumps(part)
         for part in path
     )
 
@@ -533,6 +548,8 @@ def nearest(key: str) -> str | None:
     """Return the known key most similar to *key*, with the same last part if possible, or None."""
     if len(key) > 200:
         return None
+    import difflib  # noqa: PLC0415 (few files have an unknown key)
+
     name = key.rpartition(".")[2]
     same = [option.key for option in OPTIONS if option.name == name]
     near = difflib.get_close_matches(key, same, 1, 0) or difflib.get_close_matches(key, BY_KEY, 1)

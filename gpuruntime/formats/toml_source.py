@@ -8,8 +8,14 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping
+
+from gpuruntime.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any, Literal
 
 Path = tuple[str, ...]
 
@@ -32,7 +38,7 @@ TOKEN = re.compile(
 _SAMPLE = re.compile(r"#[ \t]*([A-Za-z0-9_-]+)[ \t]*=")
 
 
-class Statement(NamedTuple):
+class Statement(Record):
     """A header ("table"), a key with its value ("key"), or a comment that shows one ("sample").
 
     The span of its lines is *start* to *end*, that of its value *value* to *value_end*; the value
@@ -40,13 +46,25 @@ class Statement(NamedTuple):
     one, whose path alone does not say which item it is in.
     """
 
-    kind: Literal["table", "key", "sample"]
-    path: Path
-    start: int
-    end: int
-    value: int
-    value_end: int
-    in_array: bool
+    __slots__ = ("end", "in_array", "kind", "path", "start", "value", "value_end")
+
+    def __init__(
+        self,
+        kind: Literal["table", "key", "sample"],
+        path: Path,
+        start: int,
+        end: int,
+        value: int,
+        value_end: int,
+        in_array: bool,  # noqa: FBT001 (the fields, in order)
+    ) -> None:
+        self.kind = kind
+        self.path = path
+        self.start = start
+        self.end = end
+        self.value = value
+        self.value_end = value_end
+        self.in_array = in_array
 
 
 def scan(text: str) -> Iterator[Statement]:
