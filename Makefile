@@ -68,6 +68,7 @@ $(BIN)/gpu-container-runtime $(BIN)/gpu-container-runtime-hook $(BIN)/gpu-cdi-ho
 build/bytecode: $(SOURCES) | demo-packages
 	@$(START_PYTHON) -m compileall -q cdi gpuruntime hooks
 	@$(START_PYTHON) -I -S -B gpuruntime/bytecode.py
+	@$(BIN)/python -I -S -B gpuruntime/bytecode.py --slow-path
 	@mkdir -p build && touch $@
 
 needs-root:

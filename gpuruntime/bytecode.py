@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write the bytecode of the start path into one file for each role.
 
-    python bytecode.py [--unchecked] [--as DIRECTORY]
+    python bytecode.py [--slow-path] [--unchecked] [--as DIRECTORY]
 
 writes the files of the library that this program is in, for the interpreter that runs it. With
---as, tracebacks name the modules by their paths in DIRECTORY.
+--slow-path, these are the files of the slow path's questions, whose interpreter is that of the
+command line. With --as, tracebacks name the modules by their paths in DIRECTORY.
 
-The launcher's Python reads the file of its role in one piece. The alternative is to find, read and
-check some thirty modules one by one, which it does if there is no valid file.
+The launcher's Python reads the file of its role in one piece, and the child of the slow path that
+of its question. The alternative is to find, read and check thirty to fifty modules one by one,
+which they do if there is no valid file.
 
 A file begins with the magic number of the interpreter, as all bytecode does. The rest is
 marshalled: the code of bytecode_loader.py, and the modules in the order in which they are loaded.
@@ -37,20 +39,33 @@ ROLES = {
     # The second for the hooks that have something to say.
     "hook": ("hooks.entry", "gpuruntime.snapshots.hook_log"),
 }
+# Question of gpuruntime.slowpath_server → the same.
+QUESTIONS = {
+    "config": ("gpuruntime.slowpath_server", "gpuruntime.configfile.compilation"),
+    "discover": (
+        *("gpuruntime.slowpath_server", "gpuruntime.probes", "gpuruntime.discover.fingerprint"),
+        "gpuruntime.snapshots.inventory_json",
+    ),
+}
 LOADER = "gpuruntime/bytecode_loader.py"
 _OURS = ("cdi", "gpuruntime", "hooks")
 _GUARD = "TYPE_CHECKING"
+# Bases and decorators for which annotations are fields.
+_DECLARED = {"NamedTuple", "TypedDict", "dataclass"}
 
 
 def path_of(library: str, role: str, tag: str | None = sys.implementation.cache_tag) -> str:
-    """Return the path of the file of *role* in *library*, for interpreters with *tag*."""
+    """Return the path of the file of a role or question, for interpreters with *tag*."""
     return os.path.join(library, "gpuruntime", "__pycache__", f"start-{role}.{tag}")
 
 
 def content(library: str, role: str, *, shown: str, is_checked: bool) -> bytes:
-    """Return the file of *role* for the modules in *library*, which messages call *shown*."""
+    """Return the file of *role*, or question, for the modules in *library*.
+
+    Messages call the library *shown*.
+    """
     modules = []
-    for module in _loaded(ROLES[role]):
+    for module in _loaded({**ROLES, **QUESTIONS}[role]):
         source = str(module.__file__)
         path = os.path.relpath(source, library)
         # Before it is read: a change while we read is one that the loader sees.
@@ -92,7 +107,10 @@ class Lean(ast.NodeTransformer):
         return self._without_docstring(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        """Remove the docstring."""
+        """Remove the docstring; raise ValueError if annotations declare fields of the class."""
+        names = {n.id for n in (*node.bases, *node.decorator_list) if isinstance(n, ast.Name)}
+        if names & _DECLARED:
+            raise ValueError(f"class {node.name}: annotations are removed")
         return self._without_docstring(node)
 
     def visit_Module(self, node: ast.Module) -> ast.AST:
@@ -153,13 +171,13 @@ def _replace(path: str, data: bytes) -> None:
 
 
 def main() -> None:
-    """Write a file for each role."""
+    """Write a file for each role, or for each question."""
     words = sys.argv[1:]
     library = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     shown = words[words.index("--as") + 1] if "--as" in words else library
     is_checked = "--unchecked" not in words
     sys.path.append(library)
-    for role in ROLES:
+    for role in QUESTIONS if "--slow-path" in words else ROLES:
         _replace(
             path_of(library, role), content(library, role, shown=shown, is_checked=is_checked)
         )

@@ -25,8 +25,21 @@ DEADLINE_S = 30
 _GRACE_S = 2
 # For these, the driver's modules have work to do.
 _OF_DRIVER = ("discover", "make-nodes")
-# Not by -m, for which the interpreter loads a dozen modules that we do not need.
-_CODE = "from gpuruntime.slowpath_server import main;main()"
+# Not by -m, for which the interpreter loads a dozen modules that we do not need. bytecode.py puts
+# the modules of a question into one file. Where that is not valid, they are imported.
+CODE = """\
+import sys
+try:
+ import marshal,_frozen_importlib_external as f
+ library=sys.argv[3]
+ name=f"{library}/gpuruntime/__pycache__/start-{sys.argv[1]}.{sys.implementation.cache_tag}"
+ with open(name,"rb") as s:b=s.read()
+ if b[:4]==f.MAGIC_NUMBER:
+  code,modules=marshal.loads(b[4:])
+  exec(code,{"modules":modules,"library":library})
+except Exception:pass
+from gpuruntime.slowpath_server import main;main()"""
+_LIBRARY = __file__.rpartition("/")[0].rpartition("/")[0]
 _HINT = 'run "{} -m gpuruntime.slowpath_server {}" to see why'
 
 
@@ -40,8 +53,8 @@ def ask(cli_python: str, question: str, argument: object, deadline_s: float = DE
     words = cli_python.split("\n")
     command = " ".join(words)
     arguments = [
-        *(*words, "-I", "-B", "-X", "utf8", "-c", _CODE),
-        *(question, f"{deadline_s:g}"),
+        *(*words, "-I", "-B", "-X", "utf8", "-c", CODE),
+        *(question, f"{deadline_s:g}", _LIBRARY),
     ]
     data = strictjson.dumps(argument).encode()
     try:

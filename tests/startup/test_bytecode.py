@@ -7,6 +7,7 @@ import ast
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import start_code
 from startup.interpreters import ISOLATED, MINORS, found
 from startup.test_imports import HOOK, WARM, of
 
-from gpuruntime import bytecode
+from gpuruntime import bytecode, slowpath
 
 TREE = Path(__file__).parents[2]
 PYTHON = ("/usr/bin/python3",)
@@ -158,6 +159,34 @@ def test_a_module_that_fails_leaves_none(own: Path) -> None:
     assert imported == ours
 
 
+def ask(library: Path, question: str) -> tuple[set[str], set[str]]:
+    """Start the child of the slow path; return our modules, and those that were imported."""
+    module = "gpuruntime.slowpath_server"
+    code = slowpath.CODE.replace(f"from {module} import main;main()", f"import {module}")
+    assert code != slowpath.CODE
+    words = [sys.executable, "-I", "-B", "-X", "utf8", "-c"]
+    report = REPORT.replace("MODULE", repr(module))
+    done = subprocess.run(
+        [*words, f"{code}\n{report}", question, "30", str(library)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    ours, imported = done.stdout.split("\n")[:2]
+    return set(ours.split()), set(imported.split())
+
+
+@pytest.mark.parametrize("question", bytecode.QUESTIONS)
+def test_a_question_of_the_slow_path_is_loaded_in_one_piece(question: str, own: Path) -> None:
+    """By the command line's interpreter; without a valid file the modules are imported."""
+    build(own, "--slow-path", python=(sys.executable,))
+    ours, imported = ask(own, question)
+    assert {*bytecode.QUESTIONS[question]} <= ours
+    assert imported == set()
+    (own / "gpuruntime" / "errors.py").write_text("MARK = 1\n")
+    ours, imported = ask(own, question)
+    assert imported == ours
+    assert "gpuruntime.slowpath_server" in ours
+
+
 def test_two_files_of_the_same_sources_are_the_same(own: Path) -> None:
     """Packagers compare."""
     build(own, "--unchecked", "--as", "/usr/lib/gpuruntime")
@@ -192,3 +221,10 @@ def test_what_has_no_effect_is_left_out(source: str, lean: str) -> None:
     """And nothing else: what is left is the same code, on the same lines."""
     tree = bytecode.Lean().visit(ast.parse(source))
     assert ast.unparse(tree) == ast.unparse(ast.parse(lean))
+
+
+@pytest.mark.parametrize("head", ["class A(NamedTuple):", "@dataclass\nclass A:"])
+def test_a_class_whose_annotations_are_fields_is_refused(head: str) -> None:
+    """It would be without fields."""
+    with pytest.raises(ValueError, match="class A: annotations are removed"):
+        bytecode.Lean().visit(ast.parse(f"{head}\n    x: int\n"))

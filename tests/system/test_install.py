@@ -156,6 +156,15 @@ def test_each_role_has_its_bytecode_in_one_file(compat: Path) -> None:
         assert done.stdout == "None\n"
 
 
+def test_each_question_of_the_slow_path_has_its_bytecode_in_one_file(compat: Path) -> None:
+    """Of the command line's interpreter, with the paths of the installed tree."""
+    for question in bytecode.QUESTIONS:
+        (path,) = (compat / LIBRARY / "gpuruntime/__pycache__").glob(f"start-{question}.*")
+        data = path.read_bytes()
+        assert f"/{LIBRARY}/gpuruntime/slowpath_server.py".encode() in data
+        assert os.fsencode(TREE) not in data
+
+
 def test_a_second_build_is_the_same_to_the_byte(compat: Path, tmp_path: Path) -> None:
     """Packagers compare; neither the time, the place, the mask nor the locale may show."""
     again = tmp_path / "elsewhere"

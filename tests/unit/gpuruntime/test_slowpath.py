@@ -86,7 +86,8 @@ print(json.dumps([sys.argv[1:], dict(os.environ), {PIPES}, os.readlink("/proc/se
     (interpreter.parent / "code.py").write_text(code)
     path = script(interpreter, f'exec {sys.executable} -I {interpreter.parent}/code.py "$@"')
     arguments, environment, pipes, errors = slowpath.ask(path, "word", None, 7)
-    assert arguments == ["-I", "-B", "-X", "utf8", "-c", slowpath._CODE, "word", "7"]
+    library = str(Path(slowpath.__file__).parents[1])
+    assert arguments == ["-I", "-B", "-X", "utf8", "-c", slowpath.CODE, "word", "7", library]
     environment.pop("PWD", None)
     assert {**environment, **slowpath.ENVIRONMENT} == environment
     assert not [name for name in environment if name.startswith(("PYTHON", "NVIDIA"))]
