@@ -7,7 +7,7 @@ import statistics
 from html import escape
 
 from bench.cases import BASE, EIGHT, EIGHT_ALL, NONE
-from bench.targets import Found, walls
+from bench.targets import Results, walls
 
 # Case of the bench → its label.
 BARS = {
@@ -22,7 +22,7 @@ SHADES = ("#8a8a8a", "#76b900")  # runc alone, through us
 STYLE = "font-family: sans-serif; font-size: 14px; fill: #333"
 
 
-def chart(results: Found) -> str:
+def chart(results: Results) -> str:
     """Return an SVG document: the median create of each case, and its ratio to bare runc."""
     medians = {label: statistics.median(walls(results, case)) for case, label in BARS.items()}
     base = medians[BARS[BASE]]

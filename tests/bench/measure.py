@@ -30,7 +30,7 @@ SIMHOST = TREE / "tests" / "simhost" / "simhost.py"
 WARM_UP = 2
 SEED = 1
 CPU = "/sys/fs/cgroup/cpu"
-Ran = dict[str, Any]
+Results = dict[str, Any]
 
 
 class Guest:
@@ -40,7 +40,7 @@ class Guest:
         self.process = process
 
     def ask(self, name: str, /, **arguments: Any) -> Any:
-        """Return the answer to *name*; exit if there is none, which has told why."""
+        """Return the answer to *name*; exit if the host has ended, which prints the reason."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps([name, arguments]) + "\n")
         self.process.stdin.flush()
@@ -106,12 +106,12 @@ def guest(
     process = subprocess.Popen(
         command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
-    found = Guest(process)
+    started = Guest(process)
     try:
-        found.answer()
+        started.answer()
         if is_first:
-            found.ask("first")
-        yield found
+            started.ask("first")
+        yield started
     finally:
         assert process.stdin is not None
         process.stdin.close()
@@ -124,12 +124,12 @@ def guest(
         process.stdout.close()
 
 
-def measure(guests: dict[str, Guest], groups: list[cases.Group], repetitions: int) -> Ran:
+def measure(guests: dict[str, Guest], groups: list[cases.Group], repetitions: int) -> Results:
     """Return case → operation → samples, and those of programs without a container.
 
     Sample number N of each case of a group is from the same round.
     """
-    lives: Ran = {
+    lives: Results = {
         case.full_name: {operation: [] for operation in cases.OPERATIONS}
         for group in groups
         for case in group.cases
@@ -157,7 +157,7 @@ def turns(
     return order.sample(rounds, len(rounds))
 
 
-def _measured(new: Ran, samples: Ran, repetition: int) -> None:
+def _measured(new: Results, samples: Results, repetition: int) -> None:
     """Add the *new* sample of each name to *samples*, unless the *repetition* is a warm-up."""
     if repetition >= 0:
         for name, sample in new.items():
@@ -196,45 +196,45 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     """Measure, print, and leave all samples below build/bench."""
-    asked = options()
+    settings = options()
     programs = build()
-    runtimes = dict(asked.runtime)
-    groups = cases.matching(cases.with_others(cases.GROUPS, runtimes), asked.only)
+    runtimes = dict(settings.runtime)
+    groups = cases.matching(cases.with_others(cases.GROUPS, runtimes), settings.only)
     hosts = {case.host for group in groups for case in group.cases}
-    found: Ran = {"reps": asked.reps, "first": asked.first, "engines": {}}
+    results: Results = {"reps": settings.reps, "first": settings.first, "engines": {}}
     before = os.getloadavg()
-    if asked.views:
-        with guest(cases.HOSTS[0], programs, is_first=asked.first) as host:
-            asked.out.write_text(json.dumps(views(host, asked.reps)))
+    if settings.views:
+        with guest(cases.HOSTS[0], programs, is_first=settings.first) as host:
+            settings.out.write_text(json.dumps(views(host, settings.reps)))
         return
     with ExitStack() as stack:
         guests = {
             host.name: stack.enter_context(
-                guest(host, programs, is_first=asked.first, replays=not asked.without_replay)
+                guest(host, programs, is_first=settings.first, replays=not settings.without_replay)
             )
             for host in cases.HOSTS
-            if not asked.only.pattern or host.name in hosts
+            if not settings.only.pattern or host.name in hosts
         }
-        found |= measure(guests, groups, asked.reps)
-        if not asked.only.pattern:
-            found |= once(guests, asked.reps)
-    if not asked.only.pattern:
-        with guest(cases.HOSTS[0], programs, replays=not asked.without_replay) as host:
-            found["engines"] = host.ask(
-                "engines", repetitions=asked.engine_reps, runtimes=runtimes
+        results |= measure(guests, groups, settings.reps)
+        if not settings.only.pattern:
+            results |= once(guests, settings.reps)
+    if not settings.only.pattern:
+        with guest(cases.HOSTS[0], programs, replays=not settings.without_replay) as host:
+            results["engines"] = host.ask(
+                "engines", repetitions=settings.engine_reps, runtimes=runtimes
             )
-    found["load"] = [before, os.getloadavg()]
-    asked.out.write_text(json.dumps(found))
-    if asked.only.pattern:
+    results["load"] = [before, os.getloadavg()]
+    settings.out.write_text(json.dumps(results))
+    if settings.only.pattern:
         return
-    text = page.page(found, f"make bench {asked.said}".strip())
+    text = page.page(results, f"make bench {settings.said}".strip())
     print(text, end="")
-    if asked.doc:
-        asked.doc.write_text(text)
-        asked.doc.with_name("start-times.svg").write_text(chart.chart(found))
+    if settings.doc:
+        settings.doc.write_text(text)
+        settings.doc.with_name("start-times.svg").write_text(chart.chart(results))
 
 
-def views(host: Guest, repetitions: int) -> Ran:
+def views(host: Guest, repetitions: int) -> Results:
     """Measure ways to bring the driver's files (views.py), and print a table of them."""
     turns = [
         (runtime, capabilities, way)
@@ -262,20 +262,20 @@ def views(host: Guest, repetitions: int) -> Ran:
     return {" ".join(map(str, turn)): walls for turn, walls in samples.items()}
 
 
-def once(guests: dict[str, Guest], repetitions: int) -> Ran:
+def once(guests: dict[str, Guest], repetitions: int) -> Results:
     """Return what is not measured in turns with containers."""
     host = guests["jit-cdi"]
-    found: Ran = {"hooks": {}}
+    results: Results = {"hooks": {}}
     edited = [case for case in cases.JIT if case.edits == "same"]
     for case in edited:
         samples = [host.ask("hook", **asdict(case)) for _ in range(repetitions)]
-        found["hooks"][case.name] = samples
+        results["hooks"][case.name] = samples
     cold = next(case for case in cases.JIT if case.is_cold)
-    found["counts"] = guests[cases.BARE].ask("counts") | {
+    results["counts"] = guests[cases.BARE].ask("counts") | {
         "hook": host.ask("count_hook", **asdict(edited[0])),
         "questions": host.ask("questions", **asdict(cold)),
     }
-    return found
+    return results
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from bench.cases import BASE, EIGHT, EIGHT_ALL, NONE, OPERATIONS, rounds_of
 from bench.figures import Summary
-from bench.targets import Found, rows, stand_in, walls
+from bench.targets import Results, rows, stand_in, walls
 
 HEAD = """# Performance
 
@@ -41,7 +41,7 @@ The columns are two containers of 8 GPUs, with different driver capabilities.
 """
 
 
-def page(results: Found, command: str) -> str:
+def page(results: Results, command: str) -> str:
     """Return the page; *command* is the command of the measurement."""
     policy = "Everything ran ahead of the machine's other processes (SCHED_FIFO)."
     head = HEAD.format(
@@ -61,7 +61,7 @@ def page(results: Found, command: str) -> str:
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-def _targets(results: Found) -> str:
+def _targets(results: Results) -> str:
     lines = [
         (row.what, row.limit, row.measured, "met" if row.is_met else "**missed**")
         for row in rows(results)
@@ -69,7 +69,7 @@ def _targets(results: Found) -> str:
     return table(("operation", "at most", "measured", ""), lines)
 
 
-def _lives(results: Found) -> str:
+def _lives(results: Results) -> str:
     lines = []
     for name, operations in results["lives"].items():
         host, _, case = name.rpartition(": ")
@@ -97,7 +97,7 @@ def _lives(results: Found) -> str:
     return table((*names, *OPERATIONS[1:], "life"), lines) + note
 
 
-def _profile(results: Found) -> str:
+def _profile(results: Results) -> str:
     parts: dict[str, list[str]] = {}
     for case in (EIGHT, EIGHT_ALL):
         edits = f"runc, edits of {case}"
@@ -122,7 +122,7 @@ def _profile(results: Found) -> str:
     return table(("part", EIGHT, "all capabilities"), [(part, *v) for part, v in parts.items()])
 
 
-def _programs(results: Found) -> str:
+def _programs(results: Results) -> str:
     lines = []
     for name, samples in results["programs"].items():
         wall = Summary.of([sample[0] for sample in samples])
@@ -138,7 +138,7 @@ def _programs(results: Found) -> str:
     return table(("program", "wall (10 % to 90 %)", "peak MiB"), lines) + note
 
 
-def _counts(results: Found) -> str:
+def _counts(results: Results) -> str:
     counts = results["counts"]
     lines = [
         (name, f"{count:,}", f"{count / counts['floor']:.3f}")
@@ -152,7 +152,7 @@ def _counts(results: Found) -> str:
     return table(("what", "instructions", "of the floor"), lines) + note
 
 
-def _engines(results: Found) -> str:
+def _engines(results: Results) -> str:
     lines = []
     for engine, cases in results["engines"].items():
         if cases is None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was measured, held against what the start path must reach. Pure.
+"""The measurements compared with the limits of the start path. Pure.
 
-*found* is what measure.py leaves as JSON.
+*results* is what measure.py leaves as JSON.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from bench.cases import BASE, EIGHT, EIGHT_ALL, LIFE, MANY, NONE
 from bench.figures import over, ratio
 
-Found = dict[str, Any]
+Results = dict[str, Any]
 # Over bare runc, in ms; of bare runc; of a start of the bare interpreter.
 OTHERS_MS, CREATE_MS = 1.2, 1.5
 EIGHT_RATIO, ALL_RATIO, EDITS_RATIO, MANY_RATIO, COLD_RATIO = 2.2, 2.7, 1.45, 1.15, 2.6
@@ -28,7 +28,7 @@ BARE = "runc, without the stand-in"
 
 
 class Row(NamedTuple):
-    """One line: what, at most, measured, and whether that is met."""
+    """One limit: the operation, the limit, the measured value, and whether the limit is met."""
 
     what: str
     limit: str
@@ -37,66 +37,73 @@ class Row(NamedTuple):
 
 
 def walls(
-    found: Found, case: str, operation: str = "create", host: str = "jit-cdi"
+    results: Results, case: str, operation: str = "create", host: str = "jit-cdi"
 ) -> list[float]:
-    """Return the samples in ms; for the operation "life" what a container costs that runs once."""
-    operations = found["lives"][f"{host}: {case}"]
+    """Return the samples in ms; those of "life" are the sums of the operations of LIFE."""
+    operations = results["lives"][f"{host}: {case}"]
     if operation == "life":
         lives = zip(*(operations[name] for name in LIFE), strict=True)
         return [sum(sample[0] for sample in samples) for samples in lives]
     return [sample[0] for sample in operations[operation]]
 
 
-def stand_in(found: Found) -> float:
-    """Return what the hook costs that shows /proc/driver, which a real host does not have."""
-    return max(0.0, over(walls(found, BASE), walls(found, BARE)))
+def stand_in(results: Results) -> float:
+    """Return the cost of the hook that shows /proc/driver, which a real host does not have."""
+    return max(0.0, over(walls(results, BASE), walls(results, BARE)))
 
 
-def create_ratio(found: Found, case: str, base: str = BASE, host: str = "jit-cdi") -> float:
-    """Return the ratio of two creates, the stand-in in neither's account."""
-    return ratio(walls(found, case, host=host), walls(found, base, host=host), stand_in(found))
+def create_ratio(results: Results, case: str, base: str = BASE, host: str = "jit-cdi") -> float:
+    """Return the ratio of two creates, both without the cost of the stand-in."""
+    return ratio(
+        walls(results, case, host=host), walls(results, base, host=host), stand_in(results)
+    )
 
 
-def rows(found: Found) -> list[Row]:
-    """Return a line for each thing to reach."""
-    return [*_launcher(found), *_creates(found), *_resources(found), *_instructions(found)]
+def rows(results: Results) -> list[Row]:
+    """Return a row for each limit."""
+    return [*_launcher(results), *_creates(results), *_resources(results), *_instructions(results)]
 
 
-def _launcher(found: Found) -> Iterator[Row]:
+def _launcher(results: Results) -> Iterator[Row]:
     for operation in OTHERS:
-        more = over(walls(found, NONE, operation), walls(found, BASE, operation))
+        more = over(walls(results, NONE, operation), walls(results, BASE, operation))
         yield _at_most(f"{operation}: over bare runc", more, OTHERS_MS, _ms)
-    more = over(walls(found, NONE), walls(found, BASE))
+    more = over(walls(results, NONE), walls(results, BASE))
     yield _at_most("create that asks for no GPU: over bare runc", more, CREATE_MS, _ms)
 
 
-def _creates(found: Found) -> Iterator[Row]:
+def _creates(results: Results) -> Iterator[Row]:
     for case, limit in ((EIGHT, EIGHT_RATIO), (EIGHT_ALL, ALL_RATIO)):
         name = case if case == EIGHT_ALL else f"{case}, compute,utility"
-        of_runc = create_ratio(found, case)
-        of_edits = create_ratio(found, case, f"runc, edits of {case}")
+        of_runc = create_ratio(results, case)
+        of_edits = create_ratio(results, case, f"runc, edits of {case}")
         yield _at_most(f"create, {name}, warm: of bare runc", of_runc, limit, _times)
         yield _at_most("… of bare runc with the same edits", of_edits, EDITS_RATIO, _times)
-    of_no_hook = create_ratio(found, EIGHT_ALL, f"runc, edits of {EIGHT_ALL}, no hook")
+    of_no_hook = create_ratio(results, EIGHT_ALL, f"runc, edits of {EIGHT_ALL}, no hook")
     yield _at_most("… and no hook", of_no_hook, NO_HOOK_RATIO, _times)
-    best = _best_other(found)
+    best = _best_other(results)
     if best is not None:
         name, of_other = best
         yield _at_most(f"… of the same by {name}", of_other, OTHER_RATIO, _times)
-    hook = [sample[0] for sample in found["hooks"][f"runc, edits of {EIGHT_ALL}"]]
-    python = [sample[0] for sample in found["programs"]["python"]]
+    hook = [sample[0] for sample in results["hooks"][f"runc, edits of {EIGHT_ALL}"]]
+    python = [sample[0] for sample in results["programs"]["python"]]
     yield _at_most(f"hook, {EIGHT_ALL}: of a bare Python", ratio(hook, python), HOOK_WALL, _times)
-    eight = create_ratio(found, EIGHT, host="cdi")
-    many = create_ratio(found, MANY, host="MIG, cdi")
+    eight = create_ratio(results, EIGHT, host="cdi")
+    many = create_ratio(results, MANY, host="MIG, cdi")
     what = f"create, {MANY}, cdi: of the ratio of 8 GPUs"
     yield _at_most(what, many / eight, MANY_RATIO, _times)
-    asked = found["counts"]["questions"]
-    yield Row("create, 8 GPUs, cold: NVML initialisations", "1", str(asked), asked == 1)
-    cold = create_ratio(found, f"{EIGHT}, cold", EIGHT)
+    initialisations = results["counts"]["questions"]
+    yield Row(
+        "create, 8 GPUs, cold: NVML initialisations",
+        "1",
+        str(initialisations),
+        initialisations == 1,
+    )
+    cold = create_ratio(results, f"{EIGHT}, cold", EIGHT)
     yield _at_most("… of the warm one", cold, COLD_RATIO, _times)
 
 
-def _best_other(found: Found) -> tuple[str, float] | None:
+def _best_other(results: Results) -> tuple[str, float] | None:
     """Return the other runtime whose create is the quickest, and the ratio of ours to that.
 
     Each mode of another toolkit is a runtime with a name of its own. None without any.
@@ -105,27 +112,27 @@ def _best_other(found: Found) -> tuple[str, float] | None:
     prefix = "jit-cdi: "
     names = [
         name.removeprefix(prefix).removesuffix(ending)
-        for name in found["lives"]
+        for name in results["lives"]
         if name.startswith(prefix) and name.endswith(ending)
     ]
     others = [name for name in names if not name.startswith("runc")]
-    ratios = {name: create_ratio(found, EIGHT_ALL, f"{name}{ending}") for name in others}
+    ratios = {name: create_ratio(results, EIGHT_ALL, f"{name}{ending}") for name in others}
     name = max(ratios, key=lambda name: ratios[name], default=None)
     return None if name is None else (name, ratios[name])
 
 
-def _resources(found: Found) -> Iterator[Row]:
+def _resources(results: Results) -> Iterator[Row]:
     samples = [
-        *(sample for name in found["programs"] if name not in ("true", "hello", "python")
-          for sample in found["programs"][name]),
-        *(sample for hooks in found["hooks"].values() for sample in hooks),
+        *(sample for name in results["programs"] if name not in ("true", "hello", "python")
+          for sample in results["programs"][name]),
+        *(sample for hooks in results["hooks"].values() for sample in hooks),
     ]  # fmt: skip
     peak = max(sample[2] for sample in samples) / 1024
     yield _at_most("peak memory of what is ours", peak, PEAK_MIB, lambda mib: f"{mib:.1f} MiB")
 
 
-def _instructions(found: Found) -> Iterator[Row]:
-    counts = found["counts"]
+def _instructions(results: Results) -> Iterator[Row]:
+    counts = results["counts"]
     none = "create, no GPU"
     floor = counts["floor"]
     limits = {
