@@ -32,7 +32,7 @@ COMPAT32 = tuple(
     for library in ALL
     if library.name not in ("libcudadebugger", "libnvidia-cfg", "libnvoptix", "libnvidia-rtcore")
 )
-PROGRAMS = ("nvidia-smi", *TOOLS)
+PROGRAMS = ("nvidia-smi", "nvidia-cuda-mps-control", *TOOLS)
 TRIPLETS = {
     "x86-64": "x86_64-linux-gnu",
     "i386": "i386-linux-gnu",

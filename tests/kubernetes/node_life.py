@@ -22,6 +22,7 @@ from deploy import DEPLOY, SPACE
 
 RESOURCE = "nvidia.com/gpu"
 GPUS = 4
+SERVICES = ("device-plugin", "feature-discovery", "exporter")
 MIG_RESOURCE = "nvidia.com/mig-1g.10gb"
 MIG_DEVICES = 7 * GPUS
 CONFIG = "nvidia.com/mig.config"
@@ -167,6 +168,12 @@ class Node:
         for name in names:
             self.rolled_out(name)
 
+    def restart(self) -> None:
+        """Have all pods read a changed config, as the documents say."""
+        self.cluster.run("kubectl", "-n", SPACE, "rollout", "restart", "daemonset")
+        for name in SERVICES:
+            self.rolled_out(name)
+
     def rolled_out(self, name: str) -> None:
         """Return when all pods of the DaemonSet *name* are ready; raise ClusterError."""
         command = ("rollout", "status", f"daemonset/{name}", "-n", SPACE, "--timeout=60s")
@@ -240,7 +247,7 @@ def installation(node: Node) -> dict[str, Any]:
     node.cluster.run("restart-containerd")
     # Has the other pods tried again at once, which have waited for the runtime.
     node.cluster.run("restart-kubelet")
-    for name in ("device-plugin", "feature-discovery", "exporter"):
+    for name in SERVICES:
         node.rolled_out(name)
     node.cluster.until_amounts(RESOURCE, GPUS, GPUS)
     results["first"] = node.started("first")
@@ -276,6 +283,7 @@ def upgrade(node: Node) -> dict[str, Any]:
 def partitioned(node: Node) -> dict[str, Any]:
     """Partition all GPUs by a label, start a pod with a MIG device, and undo it."""
     node.apply("overlays/mig", "mig-manager")
+    node.restart()
     node.configure("all-1g.10gb")
     node.cluster.until_amounts(MIG_RESOURCE, MIG_DEVICES, MIG_DEVICES)
     until(lambda: node.cluster.amounts(RESOURCE)[1] == 0, "no GPU is offered as a whole")

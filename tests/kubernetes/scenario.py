@@ -194,10 +194,13 @@ def in_pod(cluster: Cluster) -> dict[str, Any]:
     cluster.apply(daemon_set("plugin", ["/usr/bin/env", *variables, *PLUGIN]))
     try:
         cluster.until_amounts(RESOURCE, GPUS, GPUS)
-        return {"one": started(cluster, "of-daemon-set", 1)}
+        results = {"one": started(cluster, "of-daemon-set", 1)}
     except ClusterError as error:
         text = cluster.run("kubectl", "logs", "-l", "app=plugin")
         raise ClusterError(f"{error}\n{text}") from error
+    cluster.delete("pod", "of-daemon-set")
+    cluster.delete("daemonset", "plugin")
+    return results
 
 
 def partitioned(cluster: Cluster) -> dict[str, Any]:
