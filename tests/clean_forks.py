@@ -38,8 +38,12 @@ class _Server:
     def __init__(self) -> None:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, __file__, str(theirs.fileno())]
-            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+            # Not a child of this process, whose tests wait for all of their children.
+            program = [sys.executable, __file__, str(theirs.fileno())]
+            subprocess.run(
+                ["sh", "-c", '"$@" &', "sh", *program],
+                stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], check=True,
+            )  # fmt: skip
         self.send(sys.path)
 
     def send(self, message: object) -> None:
@@ -51,9 +55,10 @@ class _Server:
         return pickle.loads(self.socket.recv(_MAX_MESSAGE))
 
     def stop(self) -> None:
-        """End the server."""
+        """End the server, and wait until it has ended."""
+        self.socket.shutdown(socket.SHUT_WR)
+        self.socket.recv(1)
         self.socket.close()
-        self.process.wait()
 
 
 def call(
