@@ -165,6 +165,8 @@ def interrupted_early(bundle: Path) -> dict[str, Any]:
     conf = Path(os.environ["SIMHOST_CONF"])
     quick = conf.read_text()
     conf.write_text(f"{quick}initdelay_us {DRIVER_DELAY_US}\n")
+    # A shell that has started the tests in the background has it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     words = [scenario.RUNTIME, "run", "--bundle", str(bundle), bundle.name]
     process = subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
