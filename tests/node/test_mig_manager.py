@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -410,6 +411,27 @@ def run_to_the_end(node: Node, **options: Any) -> Any:
     return clean_forks.call(
         mig_process.run_manager, *place, node.values(**options), started=started
     )
+
+
+def test_the_requests_of_a_change_are_those_of_the_page(node: Node) -> None:
+    """On a node without operands of the GPU operator."""
+    for name in OPERANDS:
+        del node.api.labels[name]
+    requests: list[str] = []
+
+    def before(method: str, path: str) -> None:
+        requests.append(f"{method} {path.partition('?')[0].rpartition('/')[2]}")
+
+    with node.running():
+        node.until_state("success")
+        until(lambda: len(node.api.events) == 1)
+        node.api.before = before
+        node.label("mixed")
+        until(lambda: len(node.api.events) == 2)
+    counts = Counter(name.replace(NODE, "nodes") for name in requests)
+    cells = ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
+    page = (Path(__file__).resolve().parents[2] / "docs/kubernetes/scale.md").read_text()
+    assert f"| a change of MIG by the label | {cells} | {5000 * len(requests):,} |" in page
 
 
 def check_after_a_kill(node: Node, **options: Any) -> None:
