@@ -7,11 +7,9 @@ documents: a fifth of the processor time, for what seldom breaks. The summary na
 
 from __future__ import annotations
 
-import os
-
+import effort
 import pytest
 
-IS_SHORT = bool(os.environ.get("GPURUNTIME_TEST_SHORT"))
 # The beginnings of the names of tests.
 RELEASE = (
     "tests/bench/test_bench.py",
@@ -34,7 +32,7 @@ RELEASE = (
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect the tests of a release."""
-    if not IS_SHORT:
+    if not effort.IS_SHORT:
         return
     left_out = [item for item in items if item.nodeid.startswith(RELEASE)]
     config.hook.pytest_deselected(items=left_out)
@@ -43,7 +41,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Name the files that did not run."""
-    if not IS_SHORT:
+    if not effort.IS_SHORT:
         return
     terminalreporter.section("not run")
     terminalreporter.write_line("SHORT is set: what a release needs is tested by make test alone:")

@@ -205,7 +205,7 @@ def test_a_request_is_whole(document: dict[str, Any], values: dict[str, Any]) ->
     assert all(0 <= channel <= 1048575 for channel in extras.imex)
     assert all(entry.what and entry.why for entry in request.ignored)
     if request:
-        assert request.mode in ("cdi", "jit-cdi", "legacy")
+        assert request.mode in ("cdi", "csv", "jit-cdi", "legacy")
         assert request.source in ("annotations", "mounts", "environment", "image")
     else:
         assert (request.mode, request.source) == ("", "")
