@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import catalogue
+import effort
 import pytest
-import release_tests
 
 TESTS = Path(__file__).parents[1]
 TREE = TESTS.parent
@@ -20,9 +20,7 @@ LEAVE_OUT = ("markexpr", "keyword", "deselect", "ignore", "ignore_glob", "lf")
 
 def is_whole(config: pytest.Config) -> bool:
     """Return whether every test is collected anyway: all were asked for, and none is left out."""
-    is_part = release_tests.IS_SHORT or any(
-        getattr(config.option, name, None) for name in LEAVE_OUT
-    )
+    is_part = effort.IS_SHORT or any(getattr(config.option, name, None) for name in LEAVE_OUT)
     return not is_part and bool({TESTS, TREE} & {Path(word).resolve() for word in config.args})
 
 
