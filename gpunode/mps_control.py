@@ -45,6 +45,16 @@ def memory_directory(config: Config) -> str:
     return os.path.join(directory(config), "shm")
 
 
+def has_clients_memory(config: Config) -> bool:
+    """Return whether this process is in a pod that has the memory of the clients as /dev/shm.
+
+    `memory_directory` must exist.
+    """
+    memory = memory_directory(config)
+    is_link = os.path.islink(memory)
+    return os.path.isdir(_MOUNTED_ROOT) and not is_link and os.path.samefile(memory, SHARED)
+
+
 def log_directory(config: Config, resource: str) -> str:
     """Return the directory of the logs of the daemon of *resource*."""
     return os.path.join(directory(config), resource, "log")
@@ -117,12 +127,10 @@ async def run(
 
 
 def _start_command(config: Config) -> list[str]:
-    memory = memory_directory(config)
     command = [_program(config, CONTROL), "-d"]
-    # It is the same where the memory is a volume of the service's pod.
-    if os.path.samefile(memory, SHARED):
+    if has_clients_memory(config):
         return command
-    return [sys.executable, "-I", "-m", "gpunode.mps_start", memory, *command]
+    return [sys.executable, "-I", "-m", "gpunode.mps_start", memory_directory(config), *command]
 
 
 def _check_pipes(config: Config, resource: str) -> None:

@@ -12,10 +12,9 @@ from lightkube.resources.core_v1 import Node
 from lightkube.resources.node_v1 import RuntimeClass
 
 from gpunode.api import client as api
-from gpunode.api.errors import ApiServerError
+from gpunode.api.errors import NOT_FOUND, ApiServerError
 from gpunode.validation.cluster_checks import NodeUnits
 
-_NOT_FOUND = 404
 _ResourceSlice = create_global_resource("resource.k8s.io", "v1", "ResourceSlice", "resourceslices")
 
 
@@ -49,7 +48,7 @@ class NodeView:
                     spec = item.get("spec") or {}
                     counts[str(spec.get("driver", ""))] += len(spec.get("devices") or ())
         except ApiServerError as error:
-            if error.status == _NOT_FOUND:
+            if error.status == NOT_FOUND:
                 return {}
             raise
         return counts

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from typing import Any
 
 import click
 
+from gpunode.cli import options
 from gpunode.install import bundle, installer, restart
 from gpunode.install.installer import Options
 from gpunode.install.restart import Restarter
@@ -19,54 +19,50 @@ from gpuruntime.errors import ArgumentError, escape
 BUNDLE = "/usr/share/gpu-node/bundle"
 
 
-def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that both commands have."""
-    options = (
-        click.option(
-            "--host-root",
-            default="/",
-            envvar="HOST_ROOT_MOUNT",
-            metavar="DIRECTORY",
-            help="Where the root directory of the host is mounted.  [default: /]",
-        ),
-        click.option(
-            "--install-dir",
-            default=installer.TOP,
-            envvar="TOOLKIT_INSTALL_DIR",
-            metavar="DIRECTORY",
-            help=f"Directory of the runtime on the host.  [default: {installer.TOP}]",
-        ),
-        click.option(
-            "--restart-mode",
-            type=click.Choice(restart.MODES),
-            default=restart.NONE,
-            envvar="RUNTIME_RESTART_MODE",
-            help="How the engine is restarted after a change of its config.  [default: none]",
-        ),
-        click.option(
-            "--restart-timeout",
-            type=click.FloatRange(min=0),
-            default=60.0,
-            metavar="SECONDS",
-            help="How long a restarted engine may take to answer.  [default: 60]",
-        ),
-        click.option(
-            "--socket",
-            default="",
-            envvar=["RUNTIME_SOCKET", "CONTAINERD_SOCKET", "DOCKER_SOCKET"],
-            metavar="PATH",
-            help="The engine's socket, as a path of the host.  [default: the usual one]",
-        ),
-        click.option(
-            "--stay",
-            is_flag=True,
-            envvar="GPU_NODE_STAY",
-            help="Wait for SIGTERM afterwards, as a container of a DaemonSet must.",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+# Of both commands.
+_shared = options.together(
+    click.option(
+        "--host-root",
+        default="/",
+        envvar="HOST_ROOT_MOUNT",
+        metavar="DIRECTORY",
+        help="Where the root directory of the host is mounted.  [default: /]",
+    ),
+    click.option(
+        "--install-dir",
+        default=installer.TOP,
+        envvar="TOOLKIT_INSTALL_DIR",
+        metavar="DIRECTORY",
+        help=f"Directory of the runtime on the host.  [default: {installer.TOP}]",
+    ),
+    click.option(
+        "--restart-mode",
+        type=click.Choice(restart.MODES),
+        default=restart.NONE,
+        envvar="RUNTIME_RESTART_MODE",
+        help="How the engine is restarted after a change of its config.  [default: none]",
+    ),
+    click.option(
+        "--restart-timeout",
+        type=click.FloatRange(min=0),
+        default=60.0,
+        metavar="SECONDS",
+        help="How long a restarted engine may take to answer.  [default: 60]",
+    ),
+    click.option(
+        "--socket",
+        default="",
+        envvar=["RUNTIME_SOCKET", "CONTAINERD_SOCKET", "DOCKER_SOCKET"],
+        metavar="PATH",
+        help="The engine's socket, as a path of the host.  [default: the usual one]",
+    ),
+    click.option(
+        "--stay",
+        is_flag=True,
+        envvar="GPU_NODE_STAY",
+        help="Wait for SIGTERM afterwards, as a container of a DaemonSet must.",
+    ),
+)
 
 
 @click.command()

@@ -170,12 +170,18 @@ class MpsDaemon:
             await self._free_memory()
 
     async def _provide_memory(self, path: Path) -> None:
-        """Have *path* be what clients share: a tmpfs, or a directory of the host's /dev/shm."""
-        if _is_of_host(self.config):
-            _share(path)
+        """Have *path* be what clients share: a volume of this pod, or a tmpfs; raise MpsError."""
+        if path.is_relative_to(SHARED):
+            raise MpsError(
+                f'the MPS root "{path.parent}" is in {SHARED}: control daemons have another one',
+                "set --mps-root to a directory elsewhere, /run/nvidia/mps for example",
+            )
+        _make(path)
+        if mps_control.has_clients_memory(self.config):
+            _open_to_all(path)
             self._has_memory = True
             return
-        if _is_mounted(path):
+        if _is_mount(path):
             return
         size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2048
         options = f"{_SHM_OPTIONS},size={size}k"
@@ -222,7 +228,7 @@ class MpsDaemon:
             return
         self._has_memory = False
         path = mps_control.memory_directory(self._running_config)
-        if _is_of_host(self._running_config):
+        if mps_control.has_clients_memory(self._running_config):
             await asyncio.to_thread(_empty, path)
         else:
             command = ["umount", path]
@@ -258,11 +264,6 @@ def _place(config: Config) -> tuple[str, str]:
     return mps_control.directory(config), roots(config).driver
 
 
-def _is_of_host(config: Config) -> bool:
-    """Return whether the memory of *config* is a directory of the host's /dev/shm."""
-    return config.mps_root.startswith(f"{SHARED}/")
-
-
 def _empty(path: str) -> None:
     """Remove what clients have left in the directory *path*, as far as that is possible."""
     for entry in os.scandir(path):
@@ -283,14 +284,11 @@ def _make(*paths: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
 
-def _share(path: Path) -> None:
-    """Have *path* be a directory in which every user may create files."""
-    _make(path)
+def _open_to_all(path: Path) -> None:
     path.chmod(0o1777)
 
 
-def _is_mounted(path: Path) -> bool:
-    _make(path)
+def _is_mount(path: Path) -> bool:
     return path.is_mount()
 
 

@@ -16,13 +16,13 @@ from typing import Any
 
 from gpunode.api.errors import ApiServerError
 from gpunode.mig.node import Node, NodeView
+from gpunode.services.relay import messages
 from gpunode.watch import framing
 from gpunode.watch.framing import FrameError
 from gpuruntime.errors import GpuRuntimeError, bug
 
 log = logging.getLogger(__name__)
 
-_READ_BYTES = 1 << 16
 # More than an object of the API server may have.
 _MAX_ANSWER_BYTES = 2 << 20
 # More than the child's client waits, and than the start of the child takes.
@@ -48,13 +48,9 @@ class RemoteNode:
         """Pass requests on, until the child closes *connection* or sends what is not an answer."""
         reader, self._writer = await asyncio.open_connection(sock=connection)
         self._connected.set()
-        decoder = framing.Decoder(_MAX_ANSWER_BYTES)
         try:
-            while data := await reader.read(_READ_BYTES):
-                for message in decoder.feed(data):
-                    self._take(message)
-        except ConnectionError:
-            pass
+            async for message in messages(reader, _MAX_ANSWER_BYTES):
+                self._take(message)
         except FrameError as error:
             log.error("the process without rights has sent what is not an answer: %s", error)
         finally:
@@ -175,13 +171,9 @@ class NodeServer:
         """Answer requests, and report changes of the label, until the agent ends."""
         reader, writer = await asyncio.open_connection(sock=self._connection)
         watching = asyncio.create_task(self._watch(writer))
-        decoder = framing.Decoder()
         try:
-            while data := await reader.read(_READ_BYTES):
-                for request in decoder.feed(data):
-                    writer.write(framing.encode(await asyncio.to_thread(self._answer, request)))
-        except ConnectionError:
-            pass
+            async for request in messages(reader):
+                writer.write(framing.encode(await asyncio.to_thread(self._answer, request)))
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)

@@ -28,6 +28,20 @@ _REPORT_DEADLINE_S = 4.0
 TELEMETRY, REPORT = "telemetry", "report"
 
 
+async def messages(
+    reader: asyncio.StreamReader, max_bytes: int = framing.MAX_BYTES
+) -> AsyncIterator[Any]:
+    """Yield the messages, of at most *max_bytes* each, until the other end closes the connection.
+
+    Raises FrameError.
+    """
+    decoder = framing.Decoder(max_bytes)
+    with contextlib.suppress(ConnectionError):
+        while data := await reader.read(_READ_BYTES):
+            for message in decoder.feed(data):
+                yield message
+
+
 class ServerEnd:
     """The agent's end: sends what *watcher* reports to the child at *connection*.
 
@@ -57,14 +71,11 @@ class ServerEnd:
         if path := self.config():
             self.send({"config": path})
         updates = asyncio.create_task(self._send_updates(self._writer))
-        decoder = framing.Decoder(_MAX_REQUEST_BYTES)
         try:
-            while data := await reader.read(_READ_BYTES):
-                for message in decoder.feed(data):
-                    self._take(message)
-                await self._writer.drain()
-        except ConnectionError:
-            pass
+            async for message in messages(reader, _MAX_REQUEST_BYTES):
+                self._take(message)
+                with contextlib.suppress(ConnectionError):
+                    await self._writer.drain()
         except FrameError as error:
             log.error("the process without rights has sent what is not a request: %s", error)
         finally:
@@ -120,13 +131,9 @@ class ClientEnd:
     async def serve(self) -> None:
         """Receive until the agent ends."""
         reader, self._writer = await asyncio.open_connection(sock=self._connection)
-        decoder = framing.Decoder()
         try:
-            while data := await reader.read(_READ_BYTES):
-                for message in decoder.feed(data):
-                    self._take(message)
-        except ConnectionError:
-            pass
+            async for message in messages(reader):
+                self._take(message)
         finally:
             self._writer.close()
             self._writer = None

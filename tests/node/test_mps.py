@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import tempfile
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -23,6 +24,9 @@ from gpunode.mps_start import SHARED
 from gpunode.services import mps_daemon, standalone
 from gpunode.services.mps_daemon import MpsDaemon
 
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="needs root: a daemon has a mount namespace"
+)
 PATIENCE_S = 20
 CONFIG = "version: v1\nsharing: {{mps: {{resources: [{{name: gpu, replicas: {0}}}]}}}}\n"
 # Writes its name, arguments, pipe directory and standard input as one line; fails if it is to.
@@ -35,6 +39,7 @@ at=${{CUDA_MPS_PIPE_DIRECTORY:+ @ $CUDA_MPS_PIPE_DIRECTORY}}
 echo "$name${{*:+ $*}}${{input:+ < $input}}$at" >>{log}
 [ ! -e {directory}/$name.fails ] || {{ echo "cannot reach the daemon"; exit 1; }}
 [ "$1" != -d ] || ls /dev/shm >{directory}/memory
+[ "$1" != -d ] || [ -d "$CUDA_MPS_PIPE_DIRECTORY" ] || exit 1
 [ "$input" != get_default_active_thread_percentage ] || echo 50.0
 """
 
@@ -67,8 +72,6 @@ def run(
     root: Path | None = None,
 ) -> None:
     """Play *scenario* while the service runs, and end it by its signal."""
-    if os.geteuid() != 0:
-        pytest.skip("not root: a daemon gets a mount namespace")
     options = {"mps_root": str(root or place / "mps"), "nvidia_driver_root": str(host.root)}
     texts = {name: OptionText(text, f"--{name}") for name, text in options.items()}
 
@@ -90,6 +93,7 @@ def run(
 
 
 # 81559 MiB, by whole divisions.
+@needs_root
 @pytest.mark.parametrize(
     ("replicas", "memory", "percent"), [(10, "8155M", "10"), (3, "27186M", "33")]
 )
@@ -130,28 +134,56 @@ def test_the_daemon_is_started_and_stopped(
     assert not (root / GPU).exists()
 
 
-def test_memory_of_the_host_is_shared_and_emptied(programs: Path, place: Path) -> None:
-    """A pod cannot mount on the host: the root of MPS is then a directory in its memory."""
+def test_memory_of_the_pod_is_shared_and_emptied(
+    programs: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod cannot mount on the host: it has a volume, the memory of the clients, as /dev/shm."""
     (place / "config.yaml").write_text(CONFIG.format(2))
-    outside = place / "outside"
+    root, outside = place / "mps", place / "outside"
+    memory = root / "shm"
+    memory.mkdir(parents=True)
     outside.mkdir()
     (outside / "file").touch()
-    with tempfile.TemporaryDirectory(dir=SHARED) as root:
-        memory = Path(root, "shm")
+    monkeypatch.setattr(mps_control, "_MOUNTED_ROOT", str(root))
+    monkeypatch.setattr(mps_control, "SHARED", str(memory))
 
-        async def scenario(_: MpsDaemon) -> None:
-            await until(Path(root, ".ready").exists, PATIENCE_S)
-            assert memory.stat().st_mode & 0o7777 == 0o1777
-            (memory / "directory").mkdir()
-            (memory / "directory/file").touch()
-            (memory / "link").symlink_to(outside)
+    async def scenario(_: MpsDaemon) -> None:
+        await until((root / ".ready").exists, PATIENCE_S)
+        assert memory.stat().st_mode & 0o7777 == 0o1777
+        (memory / "directory").mkdir()
+        (memory / "directory/file").touch()
+        (memory / "link").symlink_to(outside)
 
-        run(place, NodeHost(place), scenario, Path(root))
-        assert list(memory.iterdir()) == []
+    run(place, NodeHost(place), scenario)
+    assert list(memory.iterdir()) == []
     assert (outside / "file").exists()
     assert not any(call.startswith(("mount", "umount")) for call in calls(programs))
 
 
+def test_a_root_in_the_memory_of_the_host_is_refused(programs: Path, place: Path) -> None:
+    """The daemon would not see its pipes: it has another /dev/shm."""
+    (place / "config.yaml").write_text(CONFIG.format(2))
+    root = Path(SHARED, f"mps-{os.getpid()}")
+
+    async def scenario(service: MpsDaemon) -> None:
+        await until(lambda: service.problem != "", PATIENCE_S)
+        assert f'the MPS root "{root}" is in /dev/shm' in service.problem
+
+    run(place, NodeHost(place), scenario, root)
+    assert calls(programs) == []
+    assert not root.exists()
+
+
+def test_a_daemon_without_its_memory_is_one_line(place: Path) -> None:
+    """No traceback; the program is not run."""
+    command = (sys.executable, "-I", "-m", "gpunode.mps_start", str(place / "none"), "/bin/true")
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f'cannot run /bin/true with "{place}/none" as /dev/shm: ')
+
+
+@needs_root
 def test_a_start_that_fails_is_put_back(place: Path, programs: Path) -> None:
     """And says which program has failed; a reload tries again at once."""
     (place / "config.yaml").write_text(CONFIG.format(2))
@@ -172,6 +204,7 @@ def test_a_start_that_fails_is_put_back(place: Path, programs: Path) -> None:
     run(place, NodeHost(place), scenario)
 
 
+@needs_root
 def test_only_what_has_changed_is_started_again(
     place: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
