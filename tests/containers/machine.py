@@ -96,7 +96,10 @@ def processes_in(pid_namespace: str) -> list[str]:
 
 def groups_of(supervisor: int) -> list[Path]:
     """Return the cgroups of the simulated host whose supervisor has the PID *supervisor*."""
-    return list(Path("/sys/fs/cgroup").rglob(f"simhost-{supervisor}"))
+    name = f"simhost-{supervisor}"
+    # Not by rglob, which fails if a group disappears meanwhile.
+    walk = os.walk("/sys/fs/cgroup")
+    return [Path(place, name) for place, names, _ in walk if name in names]
 
 
 def _groups(mounts: list[str]) -> frozenset[str]:
