@@ -35,7 +35,7 @@ MODPROBE = Path("/etc/modprobe.d/simulated-driver.conf")
 DONOR = "nls_utf8"
 MODULE_NAME_BYTES = 56
 SIGNED, SIGNATURE_HEADER_BYTES = b"~Module signature appended~\n", 12
-MS_BIND, MS_REC = 0x1000, 0x4000
+MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
 
 
 def main() -> None:
@@ -126,11 +126,16 @@ def insert() -> None:
 
 
 def mount(source: Path, target: Path | str) -> None:
-    """Bind *source* with all that is mounted below it on *target*."""
+    """Bind *source* with all that is mounted below it on *target*, apart from *source*.
+
+    What is mounted on one of the two later is not mounted on the other: without this, the mount on
+    /sys/module hides the modules to which its links lead, and systemd does not end a shutdown.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
-    flags = ctypes.c_ulong(MS_BIND | MS_REC)
-    if libc.mount(os.fsencode(source), os.fsencode(target), b"", flags, None) != 0:
-        raise OSError(ctypes.get_errno(), f"mount on {target}")
+    for flags in (MS_BIND | MS_REC, MS_PRIVATE | MS_REC):
+        arguments = (os.fsencode(source), os.fsencode(target), b"", ctypes.c_ulong(flags), None)
+        if libc.mount(*arguments) != 0:
+            raise OSError(ctypes.get_errno(), f"mount on {target}")
 
 
 if __name__ == "__main__":
