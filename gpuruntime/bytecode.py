@@ -12,7 +12,8 @@ of its question. The alternative is to find, read and check thirty to fifty modu
 which they do if there is no valid file.
 
 A file begins with the magic number of the interpreter, as all bytecode does. The rest is
-marshalled: the code of bytecode_loader.py, and the modules in the order in which they are loaded.
+marshalled: the code of bytecode_loader.py, the modules written in C that the others import, and
+these in the order in which they are loaded.
 A file is valid while the sources of these modules are unchanged. With --unchecked the sources are
 not compared, as with the other bytecode of an installed tree. The files are in
 gpuruntime/__pycache__, and are removed together with that directory.
@@ -26,7 +27,7 @@ import importlib.util
 import marshal
 import os
 import sys
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import EXTENSION_SUFFIXES, SourceFileLoader
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,8 +37,7 @@ if TYPE_CHECKING:
 # Role → the modules that its usual work loads, besides those that these import.
 ROLES = {
     "shim": ("gpuruntime.shim.main", "gpuruntime.shim.host", "gpuruntime.atomic_replace"),
-    # The second for the hooks that have something to say.
-    "hook": ("hooks.entry", "gpuruntime.snapshots.hook_log"),
+    "hook": ("hooks.entry",),
 }
 # Question of gpuruntime.slowpath_server → the same.
 QUESTIONS = {
@@ -50,6 +50,7 @@ QUESTIONS = {
 LOADER = "gpuruntime/bytecode_loader.py"
 _OURS = ("cdi", "gpuruntime", "hooks")
 _GUARD = "TYPE_CHECKING"
+_NO_COLUMN = -1
 # Bases and decorators for which annotations are fields.
 _DECLARED = {"NamedTuple", "TypedDict", "dataclass"}
 
@@ -65,19 +66,30 @@ def content(library: str, role: str, *, shown: str, is_checked: bool) -> bytes:
     Messages call the library *shown*.
     """
     modules = []
+    natives = {"gc": ""}
     for module in _loaded({**ROLES, **QUESTIONS}[role]):
         source = str(module.__file__)
         path = os.path.relpath(source, library)
         # Before it is read: a change while we read is one that the loader sees.
         stamp = _stamp(source) if is_checked else None
-        code = _compiled(source, os.path.join(shown, path))
+        tree = _lean(source)
+        natives.update(_natives(tree))
+        code = _compiled(tree, os.path.join(shown, path))
         modules.append((module.__name__, path, hasattr(module, "__path__"), stamp, code))
-    loader = _compiled(os.path.join(library, LOADER), os.path.join(shown, LOADER))
-    return importlib.util.MAGIC_NUMBER + marshal.dumps((loader, modules))
+    loader = _compiled(_lean(os.path.join(library, LOADER)), os.path.join(shown, LOADER))
+    return importlib.util.MAGIC_NUMBER + marshal.dumps((loader, ([*natives.items()], modules)))
 
 
 class Lean(ast.NodeTransformer):
-    """Removes what has no effect at run time: annotations, docstrings, imports for types."""
+    """Removes what has no effect at run time: annotations, docstrings, columns, types' imports."""
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        """Remove the columns of *node*; its line stays, which an error report names."""
+        if isinstance(node, (ast.expr, ast.stmt)):
+            node.col_offset = node.end_col_offset = _NO_COLUMN
+            node.end_lineno = node.lineno
+        result: ast.AST = super().visit(node)
+        return result
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | None:
         """Remove imports from __future__, which would load that module."""
@@ -153,10 +165,34 @@ def _stamp(path: str) -> tuple[int, int, int]:
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _compiled(path: str, shown: str) -> CodeType:
-    """Return the code of the source *path*, whose annotations are not evaluated."""
+def _lean(path: str) -> ast.Module:
+    """Return the syntax tree of the source *path*, without what has no effect."""
     with open(path, "rb") as stream:
-        tree = Lean().visit(ast.parse(stream.read()))
+        tree = ast.parse(stream.read())
+    Lean().visit(tree)
+    return tree
+
+
+def _natives(tree: ast.Module) -> Iterable[tuple[str, str]]:
+    """Yield the modules written in C that *tree* imports at once: name, path ("": built in)."""
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        else:
+            continue
+        for name in names:
+            if name in sys.builtin_module_names:
+                yield name, ""
+            elif not _is_ours(name):
+                origin = str(getattr(importlib.util.find_spec(name), "origin", None))
+                if origin.endswith(tuple(EXTENSION_SUFFIXES)):
+                    yield name, origin
+
+
+def _compiled(tree: ast.Module, shown: str) -> CodeType:
+    """Return the code of *tree*, whose annotations are not evaluated."""
     code: CodeType = compile(tree, shown, "exec", dont_inherit=True)
     return code
 

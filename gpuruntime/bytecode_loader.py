@@ -9,7 +9,8 @@ the imports that follow find the modules, or report what is wrong.
 
 from __future__ import annotations
 
-import gc
+import _frozen_importlib
+import _imp
 import posix
 import sys
 
@@ -17,10 +18,30 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType
 
+    # Name, path or "" if it is part of the interpreter.
+    _Native = tuple[str, str]
     _Entry = tuple[str, str, bool, tuple[int, int, int] | None, CodeType]
 
-    modules: list[_Entry] = []
+    modules: tuple[list[_Native], list[_Entry]] = ([], [])
     library = ""
+
+
+def load_natives(natives: list[_Native]) -> None:
+    """Load modules written in C, without the search that takes longer than most of them do.
+
+    One that cannot be loaded is left to the import that needs it.
+    """
+    for name, path in natives:
+        if name in sys.modules:
+            continue
+        spec = _frozen_importlib.ModuleSpec(name, None, origin=path)
+        try:
+            module = _imp.create_dynamic(spec) if path else _imp.create_builtin(spec)
+            module.__spec__ = spec
+            sys.modules[name] = module
+            (_imp.exec_dynamic if path else _imp.exec_builtin)(module)
+        except ImportError:
+            sys.modules.pop(name, None)
 
 
 def load(entries: list[_Entry], directory: str) -> None:
@@ -51,6 +72,7 @@ def load(entries: list[_Entry], directory: str) -> None:
         raise
 
 
+load_natives(modules[0])
 # The process soon becomes another program, or ends. Until then it makes no cycles.
-gc.disable()
-load(modules, library)
+sys.modules["gc"].disable()
+load(modules[1], library)

@@ -35,7 +35,7 @@ try:
  name=f"{library}/gpuruntime/__pycache__/start-{sys.argv[1]}.{sys.implementation.cache_tag}"
  with open(name,"rb") as s:b=s.read()
  if b[:4]==f.MAGIC_NUMBER:
-  code,modules=marshal.loads(b[4:])
+  code,modules=marshal.loads(memoryview(b)[4:])
   exec(code,{"modules":modules,"library":library})
 except Exception:pass
 from gpuruntime.slowpath_server import main;main()"""

@@ -5,8 +5,8 @@ Nothing is trusted: no environment variable is read, descriptors but 0, 1 and 2 
 root comes from bundle and config.json, and no path below it is used as a string. The shim, which
 must be transparent, shares none of this.
 
-There are two processes. This one reads the command line and waits (hooks.supervision); its child
-does the rest, confined to the system calls of gpuruntime.system.seccomp.
+This process is the child of the launcher, which waits for it (hooks.supervision). It does its work
+confined to the system calls of gpuruntime.system.seccomp.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from cdi.pathnames import basename
 from gpuruntime import __version__
 from gpuruntime.errors import BundleError, MountError, escape
 from gpuruntime.system import paths, seccomp, syscalls
-from hooks import options, state, update_container
-from hooks.supervision import GRACE_S, MIN_DESCRIPTORS, Deadline, explain, say, supervise
+from hooks import options, state, supervision, update_container
+from hooks.report import MIN_DESCRIPTORS, Report, explain
+from hooks.supervision import MAX_DEADLINE_S, Deadline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ PRESTART_PROGRAMS = (
 # Names of the program whose words scripts parse.
 INCUMBENTS = ("nvidia-cdi-hook", "nvidia-ctk")
 HELP, VERSION = ("--help", "-help", "-h", "help"), ("--version", "-version", "-v")
-DEADLINE_S, MAX_DEADLINE_S = 10, 600
+DEADLINE_S = 10
 
 
 def main(cli_python: str = "") -> None:
@@ -51,28 +52,28 @@ def main(cli_python: str = "") -> None:
     *cli_python* is the interpreter that queries the driver, for the prestart hook.
     """
     program = basename(sys.argv[1])
+    report = Report()
     try:
         # First of all: a container that shares our pid namespace must not look into this process.
         syscalls.set_undumpable()
-        syscalls.close_range(3)
-        # The launcher has set it, for a start that does not come here.
-        _signal.setitimer(_signal.ITIMER_REAL, 0)
-        # Without a traceback; the child ends when we do.
+        syscalls.close_range(supervision.DEADLINES + 1)
+        # Without a traceback.
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
         _raise_limit()
         if program in PRESTART_PROGRAMS:
-            text, status = run_prestart(sys.argv[2:], program, cli_python)
+            text, status = run_prestart(sys.argv[2:], program, cli_python, report)
         else:
-            text, status = run(sys.argv[2:], program)
+            text, status = run(sys.argv[2:], program, report)
     except Exception as error:  # noqa: BLE001 (a bug is one line for the engine, no traceback)
         text, status = explain(error, program)
-    _leave(text, status)
+    report.say(text)
+    report.leave(status)
 
 
-def run(arguments: list[str], program: str) -> tuple[str, int]:
+def run(arguments: list[str], program: str, report: Report) -> tuple[str, int]:
     """Do what *arguments* ask for, within the deadline; return what to say, and the exit status.
 
-    Raises GpuRuntimeError.
+    *report* gets the warnings. Raises GpuRuntimeError.
     """
     help_text = information(arguments, program)
     if help_text:
@@ -99,9 +100,9 @@ def run(arguments: list[str], program: str) -> tuple[str, int]:
             return f"{program}: warning: no hook is named, nothing is done; {help_}", 0
         return f'{program}: warning: there is no hook "{escape(name)}", nothing is done', 0
     deadline = Deadline(read_deadline(option_values))
-    if not operations:
-        return "", 0
-    return supervise(Work(program, option_values, operations), deadline)
+    if operations:
+        Work(program, option_values, operations, report).execute(deadline)
+    return "", 0
 
 
 def information(arguments: list[str], program: str) -> str:
@@ -123,10 +124,12 @@ def information(arguments: list[str], program: str) -> str:
     return hook_usage.of_program(words)
 
 
-def run_prestart(arguments: list[str], program: str, cli_python: str) -> tuple[str, int]:
+def run_prestart(
+    arguments: list[str], program: str, cli_python: str, report: Report
+) -> tuple[str, int]:
     """Do the work of a prestart hook; return what to say, and the exit status.
 
-    Raises GpuRuntimeError.
+    *report* gets the warnings. Raises GpuRuntimeError.
     """
     from hooks import prestart  # noqa: PLC0415 (no other hook needs what it brings)
 
@@ -144,12 +147,14 @@ def run_prestart(arguments: list[str], program: str, cli_python: str) -> tuple[s
     state_ = state.read_document(0)
     # The driver has a deadline of its own.
     _signal.setitimer(_signal.ITIMER_REAL, 0)
+    supervision.expect(MAX_DEADLINE_S)
     plan = prestart.plan(state_, option_values, cli_python)
     if plan is None:
         return "", 0
     if plan.warning:
         return f"{program}: warning: {escape(plan.warning)}", 0
-    return supervise(ContainerWork(program, option_values, plan), Deadline(plan.deadline_s))
+    ContainerWork(program, option_values, plan, report).execute(Deadline(plan.deadline_s))
+    return "", 0
 
 
 def read_deadline(option_values: options.OptionValues) -> int:
@@ -165,12 +170,17 @@ def read_deadline(option_values: options.OptionValues) -> int:
 
 
 class Work:
-    """What the child has to do, and how much it says about that."""
+    """What is to be done in the container's root, and how much is said about that."""
 
     def __init__(
-        self, program: str, option_values: options.OptionValues, operations: Sequence[Operation]
+        self,
+        program: str,
+        option_values: options.OptionValues,
+        operations: Sequence[Operation],
+        report: Report,
     ) -> None:
         self.program = program
+        self.report = report
         self.operations = operations
         self.state = options.last(option_values, options.CONTAINER_SPEC, "-")
         self.is_quiet = any(switch in option_values for switch in options.QUIET)
@@ -181,17 +191,25 @@ class Work:
     def warn(self, text: str) -> None:
         """Say what does not keep the container from starting."""
         if not self.is_quiet:
-            say(f"{self.program}: warning: {escape(text)}")
+            self.report.say(f"{self.program}: warning: {escape(text)}")
 
     def trace(self, describe: Callable[[], str]) -> None:
         """Say what is done next, as *describe* returns it, if the command line asks for that."""
         if self.is_verbose:
-            say(f"{self.program}: {escape(describe())}")
+            self.report.say(f"{self.program}: {escape(describe())}")
 
     def execute(self, deadline: Deadline) -> None:
         """Confine this process and carry the operations out in time; raise GpuRuntimeError."""
+        supervision.expect(deadline.seconds)
+        supervision.detach()
         deadline.error = deadline.no_root
         deadline.set_alarm()
+        try:
+            self._work(deadline)
+        finally:
+            deadline.disarm()
+
+    def _work(self, deadline: Deadline) -> None:
         self.enter()
         try:
             paths.require_proc()
@@ -234,9 +252,13 @@ class ContainerWork(Work):
     """The work of a prestart hook, in the container's mount namespace."""
 
     def __init__(
-        self, program: str, option_values: options.OptionValues, plan: prestart.Plan
+        self,
+        program: str,
+        option_values: options.OptionValues,
+        plan: prestart.Plan,
+        report: Report,
     ) -> None:
-        super().__init__(program, option_values, plan.operations)
+        super().__init__(program, option_values, plan.operations, report)
         self._plan = plan
         self._log = plan.log
 
@@ -286,20 +308,3 @@ def _raise_limit() -> None:
     except (OSError, ValueError):
         # Whatever needs more of them fails, and says so.
         pass
-
-
-def _leave(text: str, status: int) -> None:
-    """Say *text* and exit with *status*, also where nobody reads what we say."""
-    _signal.signal(_signal.SIGALRM, lambda *_: os._exit(status))
-    _signal.setitimer(_signal.ITIMER_REAL, GRACE_S)
-    say(text)
-    if text:
-        try:
-            from gpuruntime.snapshots import hook_log  # noqa: PLC0415 (most hooks say nothing)
-
-            hook_log.record(text, status)
-        except (ImportError, MemoryError):
-            # The engine has it.
-            pass
-    # Nothing is buffered, and Python's own end would take longer than many a step.
-    os._exit(status)

@@ -15,7 +15,7 @@ try:
  library=sys.path[-1]
  with open(library+"{directory}/start-{role}."+sys.implementation.cache_tag,"rb") as s:b=s.read()
  if b[:4]==f.MAGIC_NUMBER:
-  code,modules=marshal.loads(b[4:])
+  code,modules=marshal.loads(memoryview(b)[4:])
   exec(code,{{"modules":modules,"library":library}})
 except Exception:pass
 from {module} import main;main("{slow}")"""

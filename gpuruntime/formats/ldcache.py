@@ -48,8 +48,8 @@ _NO_SECTION = (0, 0)
 _WIDE = 1 << 30
 _DIGIT, _NO_DIGIT = b"0", b"x"
 # Byte → which of the two it is, and its value as a signed character, moved up to be none below 0.
-_KINDS = bytes(0x30 if 0x30 <= byte <= 0x39 else 0x78 for byte in range(256))
-_SIGNED = bytes(byte ^ 0x80 for byte in range(256))
+_KINDS = _NO_DIGIT * 0x30 + _DIGIT * 10 + _NO_DIGIT * (0x100 - 0x3A)
+_SIGNED = bytes([*range(0x80, 0x100), *range(0x80)])
 
 
 class Cache:

@@ -18,11 +18,12 @@
 
 enum {
 	SYS_read = 0, SYS_write = 1, SYS_close = 3, SYS_rt_sigaction = 13, SYS_rt_sigprocmask = 14,
-	SYS_setitimer = 38, SYS_execve = 59, SYS_fcntl = 72, SYS_chdir = 80, SYS_umask = 95, SYS_geteuid = 107,
-	SYS_fchmod = 91, SYS_fchown = 93, SYS_getdents64 = 217, SYS_exit_group = 231, SYS_openat = 257,
-	SYS_unlinkat = 263, SYS_renameat = 264, SYS_readlinkat = 267, SYS_prlimit64 = 302,
-	SYS_getrandom = 318, SYS_statx = 332,
-	SYS_close_range = 436,
+	SYS_setitimer = 38, SYS_getpid = 39, SYS_clone = 56, SYS_execve = 59, SYS_wait4 = 61, SYS_kill = 62,
+	SYS_fcntl = 72, SYS_chdir = 80, SYS_fchmod = 91, SYS_fchown = 93, SYS_umask = 95, SYS_geteuid = 107,
+	SYS_getppid = 110, SYS_setsid = 112, SYS_rt_sigtimedwait = 128, SYS_prctl = 157, SYS_getdents64 = 217,
+	SYS_clock_gettime = 228, SYS_exit_group = 231, SYS_openat = 257, SYS_unlinkat = 263, SYS_renameat = 264,
+	SYS_readlinkat = 267, SYS_ppoll = 271, SYS_dup3 = 292, SYS_pipe2 = 293, SYS_prlimit64 = 302,
+	SYS_getrandom = 318, SYS_statx = 332, SYS_close_range = 436,
 	O_DIRECTORY = 0200000, O_NOFOLLOW = 0400000,
 };
 
@@ -47,12 +48,13 @@ static long call(long number, long a, long b, long c, long d, long e)
 #elif defined(__aarch64__)
 
 enum {
-	SYS_fcntl = 25, SYS_unlinkat = 35, SYS_renameat = 38, SYS_chdir = 49, SYS_fchmod = 52,
-	SYS_fchown = 55, SYS_openat = 56, SYS_close = 57, SYS_getdents64 = 61, SYS_read = 63,
-	SYS_write = 64, SYS_readlinkat = 78, SYS_exit_group = 94, SYS_rt_sigaction = 134,
-	SYS_setitimer = 103, SYS_rt_sigprocmask = 135, SYS_umask = 166, SYS_geteuid = 175, SYS_execve = 221,
-	SYS_prlimit64 = 261, SYS_getrandom = 278, SYS_statx = 291,
-	SYS_close_range = 436,
+	SYS_dup3 = 24, SYS_fcntl = 25, SYS_unlinkat = 35, SYS_renameat = 38, SYS_chdir = 49, SYS_fchmod = 52,
+	SYS_fchown = 55, SYS_openat = 56, SYS_close = 57, SYS_pipe2 = 59, SYS_getdents64 = 61, SYS_read = 63,
+	SYS_write = 64, SYS_ppoll = 73, SYS_readlinkat = 78, SYS_exit_group = 94, SYS_setitimer = 103,
+	SYS_clock_gettime = 113, SYS_kill = 129, SYS_rt_sigaction = 134, SYS_rt_sigprocmask = 135,
+	SYS_rt_sigtimedwait = 137, SYS_setsid = 157, SYS_umask = 166, SYS_prctl = 167, SYS_getpid = 172,
+	SYS_getppid = 173, SYS_geteuid = 175, SYS_clone = 220, SYS_execve = 221, SYS_wait4 = 260,
+	SYS_prlimit64 = 261, SYS_getrandom = 278, SYS_statx = 291, SYS_close_range = 436,
 	O_DIRECTORY = 040000, O_NOFOLLOW = 0100000,
 };
 
@@ -84,12 +86,13 @@ static long call(long number, long a, long b, long c, long d, long e)
 /* ---- the kernel, the same everywhere ---- */
 
 enum {
-	ENOENT = 2, E2BIG = 7, ENOEXEC = 8, EACCES = 13, ENOTDIR = 20, ELOOP = 40,
+	ENOENT = 2, EINTR = 4, E2BIG = 7, ENOEXEC = 8, EACCES = 13, ENOTDIR = 20, ELOOP = 40,
 	O_WRONLY = 1, O_RDWR = 2, O_CREAT = 0100, O_EXCL = 0200, O_NONBLOCK = 04000, O_CLOEXEC = 02000000,
 	O_PATH = 010000000,
 	AT_FDCWD = -100, AT_SYMLINK_NOFOLLOW = 0x100, AT_EMPTY_PATH = 0x1000, STATX_BASIC_STATS = 0x7ff,
 	S_IFMT = 0170000, S_IFREG = 0100000, S_IFDIR = 0040000,
-	F_GETFD = 1, SIG_SETMASK = 2, SIGPIPE = 13, SIGXFSZ = 25, LAST_SIGNAL = 64,
+	F_GETFD = 1, SIG_SETMASK = 2, SIGKILL = 9, SIGPIPE = 13, SIGCHLD = 17, SIGXFSZ = 25, LAST_SIGNAL = 64,
+	PR_SET_PDEATHSIG = 1, PR_SET_DUMPABLE = 4, CLOCK_MONOTONIC = 1, POLLIN = 1, POLLOUT = 4, WNOHANG = 1,
 	RLIMIT_FSIZE = 1, RLIMIT_NOFILE = 7,
 };
 
@@ -123,6 +126,15 @@ struct signal_action {
 struct resource_limit {
 	uint64_t soft;
 	uint64_t hard;
+};
+
+struct clock_time {
+	int64_t seconds, nanoseconds;
+};
+
+struct poll_entry {
+	int32_t fd;
+	int16_t events, returned;
 };
 
 enum { ITIMER_REAL = 0 };

@@ -22,6 +22,7 @@
 #include "options.h"
 #include "replay.h"
 #include "report.h"
+#include "supervise.h"
 #include "text.h"
 #include "triggers.h"
 
@@ -52,7 +53,7 @@ static void append_code(
 	append(code,
 		".\"+sys.implementation.cache_tag,\"rb\") as s:b=s.read()\n"
 		" if b[:4]==f.MAGIC_NUMBER:\n"
-		"  code,modules=marshal.loads(b[4:])\n"
+		"  code,modules=marshal.loads(memoryview(b)[4:])\n"
 		"  exec(code,{\"modules\":modules,\"library\":library})\n"
 		"except Exception:pass\n"
 		"from ");
@@ -125,31 +126,67 @@ static void fill_standard(void)
 	}
 }
 
-/* So long a hook may take until our code runs: then SIGALRM ends it. */
-enum { START_S = 60 };
+/* What a hook's Python gets: nothing of the caller's. */
+static const char *const hook_environment[] = {"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8", NULL};
 
-/* The hook role: trusts nothing of its caller, reads no variable, and becomes hooks.entry. */
+/* Becomes hooks.report, which says that the worker has not done its work: *how*, with a number. */
+static _Noreturn void report_failure(char **argv, const char *how, uint64_t value)
+{
+	static const uint64_t none;
+	static const struct timer limit = {.value = {.seconds = START_S}};
+	static struct text number;
+
+	call(SYS_rt_sigprocmask, SIG_SETMASK, (long)&none, 0, sizeof none, 0);
+	call(SYS_setitimer, ITIMER_REAL, (long)&limit, 0, 0, 0);
+	append_number(&number, value);
+	argv -= 2;
+	argv[0] = argv[2];
+	argv[1] = (char *)(uintptr_t)how;
+	argv[2] = number.bytes;
+	start_python(argv, (char **)(uintptr_t)hook_environment, "hook", "hooks.report");
+}
+
+/* Has a worker, which becomes hooks.entry, do the work, and leaves with its status. */
+static _Noreturn void supervise(char **argv)
+{
+	static struct worker worker;
+	const long started = start_worker(&worker);
+	long status = -1;
+
+	if (started < 0)
+		report_failure(argv, "errno", (uint64_t)-started);
+	if (started == 0)
+		start_python(argv, (char **)(uintptr_t)hook_environment, "hook", "hooks.entry");
+	if (relay(&worker))
+		status = reap(&worker);
+	if (status < 0) {
+		end_worker(&worker);
+		report_failure(argv, "late", worker.seconds);
+	}
+	if ((status & 0x7f) != 0)
+		report_failure(argv, "signal", (uint64_t)status & 0x7f);
+	leave((int)(status >> 8 & 0xff));
+}
+
+/* The hook role: trusts nothing of its caller, and reads no variable. */
 static _Noreturn void run_hook(char **argv)
 {
 	static const struct signal_action by_default;
 	static const uint64_t none;
-	/* Python takes it back when it has come to our code; with too little memory it never does. */
-	static const struct timer start = {.value = {.seconds = START_S}};
-	static const char *const environment[] = {"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8", NULL};
-
 	long error;
 
+	/* A container that shares our pid namespace must not look into this process. */
+	call(SYS_prctl, PR_SET_DUMPABLE, 0, 0, 0, 0);
 	close_inherited();
 	fill_standard();
 	error = call(SYS_chdir, (long)"/", 0, 0, 0, 0);
 	if (error != 0)
 		fail("enter", "/", error, "let the hook search the root directory", 1);
 	call(SYS_umask, 022, 0, 0, 0, 0);
-	call(SYS_setitimer, ITIMER_REAL, (long)&start, 0, 0, 0);
 	for (long number = 1; number <= LAST_SIGNAL; number++)
 		call(SYS_rt_sigaction, number, (long)&by_default, 0, sizeof none, 0);
 	call(SYS_rt_sigprocmask, SIG_SETMASK, (long)&none, 0, sizeof none, 0);
-	start_python(argv, (char **)(uintptr_t)environment, "hook", "hooks.entry");
+	supervise(argv);
 }
 
 /* ---- runtime role: the low-level runtime ---- */

@@ -40,7 +40,7 @@ CALLS: dict[str, tuple[int, int]] = {
     "pread64": (17, 67),  # libraries of the image
     "write": (1, 64),
     "lseek": (8, 62),  # Python's files
-    "fcntl": (72, 25),  # a second descriptor of the root, where the walk starts
+    "fcntl": (72, 25),  # another descriptor of the root, where the walk starts; a lock of our log
     "readlinkat": (267, 78),
     "getdents64": (217, 61),
     "ioctl": (16, 29),  # only FS_IOC_GETFLAGS, see `program`

@@ -26,25 +26,20 @@ COUNT = re.compile(r"Collected : (\d+)")
 
 def counted(log: Path, command: Sequence[object], **options: Any) -> int:
     """Return the instructions of *command*, including programs that it executes and starts."""
-    return sum(each_count(log, command, **options))
-
-
-def each_count(log: Path, command: Sequence[object], **options: Any) -> list[int]:
-    """Return the instructions of each process of *command*; the last is the command itself."""
     log.unlink(missing_ok=True)
     words = [*CALLGRIND, f"--log-file={log}", *map(str, command)]
     done = subprocess.run(words, capture_output=True, text=True, check=False, **options)
     counts = [int(count) for count in COUNT.findall(log.read_text())]
     if not counts:
         sys.exit(f"{' '.join(words)}: nothing was counted: {done.stderr}")
-    return counts
+    return sum(counts)
 
 
 def hook(place: Place, case: Case) -> int:
     """Return the instructions of our hook, as in *case*, up to its first operation.
 
-    They are counted in the process that reads the arguments and waits for the worker process. The
-    hook may start the ldconfig of the host: otherwise it would confine itself, and valgrind.
+    Its container has no root. It may start the ldconfig of the host: otherwise it would confine
+    itself, and valgrind.
     """
     config = json.loads(place.document(case))
     (entry,) = (
@@ -54,8 +49,8 @@ def hook(place: Place, case: Case) -> int:
         if entry["path"].endswith(HOOK)
     )
     bundle = WORK / "hook-bundle"
-    (bundle / "rootfs" / "etc").mkdir(parents=True, exist_ok=True)
-    (bundle / "config.json").write_text('{"root": {"path": "rootfs"}}')
+    bundle.mkdir(exist_ok=True)
+    (bundle / "config.json").write_text(place.document(case))
     state = WORK / "state.json"
     state.write_text(json.dumps({**STATE, "bundle": str(bundle)}))
     with state.open() as stream:
@@ -63,7 +58,7 @@ def hook(place: Place, case: Case) -> int:
         environment = dict(word.split("=", 1) for word in entry["env"])
         path = {"PATH": os.environ["PATH"]}
         log = WORK / "hook.log"
-        return each_count(log, command, stdin=stream, env={**path, **environment})[-1]
+        return counted(log, command, stdin=stream, env={**path, **environment})
 
 
 def questions(place: Place, case: Case) -> int:

@@ -57,7 +57,7 @@ def _link_environment(place: Path) -> None:
         if path.is_symlink():
             if path.name not in {Path(name).name for name in BUILT}:
                 target.symlink_to(path.readlink())
-        else:
+        elif path.is_file():
             # Scripts name their interpreter by its path.
             data = path.read_bytes()
             target.write_bytes(data.replace(os.fsencode(theirs), os.fsencode(ours), 1))

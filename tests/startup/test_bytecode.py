@@ -148,11 +148,11 @@ def test_a_module_that_fails_leaves_none(own: Path) -> None:
     path = file_of(own, "shim")
     code = (
         f"import marshal\npath = {str(path)!r}\ndata = open(path, 'rb').read()\n"
-        "loader, modules = marshal.loads(data[4:])\n"
+        "loader, (natives, modules) = marshal.loads(data[4:])\n"
         "bad = compile('raise OSError(1)', 'bad', 'exec')\n"
         "modules = [(n, p, k, None, bad if n.endswith('injection') else c)\n"
         "           for n, p, k, s, c in modules]\n"
-        "open(path, 'wb').write(data[:4] + marshal.dumps((loader, modules)))\n"
+        "open(path, 'wb').write(data[:4] + marshal.dumps((loader, (natives, modules))))\n"
     )
     subprocess.run([*PYTHON, *ISOLATED, "-c", code], check=True)
     ours, imported, _ = start(own, "shim")

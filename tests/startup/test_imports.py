@@ -74,9 +74,10 @@ HOOK = {
     *of("gpuruntime", "errors record"),
     *of("gpuruntime.formats", "ldcache ldcache_merge"),
     *of("gpuruntime.oci", "bundle"),
+    *of("gpuruntime.snapshots", "hook_log"),
     *of("gpuruntime.system", "clean_names compat drop_in loader mounts operation ops paths"),
     *of("gpuruntime.system", "replace seccomp syscalls text"),
-    *of("hooks", "entry options state supervision update_container"),
+    *of("hooks", "entry options report state supervision update_container"),
 }
 
 # An audit hook sees the exec, or the exit, that ends each of the two programs.

@@ -50,14 +50,10 @@ PROC_NUMBER = re.compile(r"/proc/(?:$|%|\{|\d)")
 ALLOWED = {
     ("gpuruntime/system/paths.py", "__init__", "os.open(path, _O_DIRECTORY)"),
     ("gpuruntime/system/paths.py", "is_host_root", "os.stat('/')"),
-    # The child that a file system without an answer may hold; it executes nothing else.
-    ("hooks/supervision.py", "supervise", "os.fork"),
-    ("hooks/supervision.py", "supervise", "os.getpid"),
-    ("hooks/supervision.py", "_be_child", "os.getppid"),
-    ("hooks/supervision.py", "_be_child", "os.open('/dev/null', os.O_WRONLY)"),
+    ("hooks/supervision.py", "detach", "os.open('/dev/null', os.O_WRONLY | os.O_CLOEXEC)"),
     (
         "hooks/supervision.py",
-        "_be_first_victim",
+        "detach",
         "os.open('/proc/self/oom_score_adj', os.O_WRONLY | os.O_CLOEXEC)",
     ),
     # A prestart hook runs on the host, where the numbers of the state are those of /proc.

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hook_program
 import pytest
 from effort import tries
 from scenarios.machine import SCENARIOS
@@ -33,9 +34,6 @@ from gpuruntime.system import seccomp
 pytestmark = pytest.mark.system("runc")
 TREE = Path(__file__).parents[2]
 HOOK = TREE / ".venv" / "bin" / "gpu-cdi-hook"
-START_PYTHON = "/usr/bin/python3"
-# As the launcher starts the hook, with room for what is other code in a test.
-PYTHON = (START_PYTHON, "-I", "-S", "-B", "-X", "utf8", "-c")
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
 LIBRARIES = "/usr/lib/x86_64-linux-gnu"
 LINK = f"--link=libcuda.so.1::{LIBRARIES}/libcuda.so"
@@ -117,9 +115,7 @@ FORBIDDEN = {
     "process_vm_readv": "libc.process_vm_readv(os.getppid(), None, 0, None, 0, 0)",
 }
 # In place of an operation: code that was brought in by what the hook reads.
-BROUGHT_IN = f"""
-import sys
-sys.path.append({str(TREE)!r})
+BROUGHT_IN = """
 import ctypes, os
 from gpuruntime.system import ops, seccomp
 libc = ctypes.CDLL(None)
@@ -132,14 +128,13 @@ def execute(self, root, warn):
 ops.MaskParams.execute = execute
 """
 WITHOUT_FILTER = "seccomp.confine = lambda: True\n"
-MAIN = "from hooks.entry import main\nmain()\n"
 
 
 @pytest.mark.parametrize("name", FORBIDDEN)
 def test_meta_02_a_forbidden_call_ends_the_hook(bundle: Path, name: str) -> None:
     """Before anything comes of it, with a message that says so."""
-    code = BROUGHT_IN.replace("CALL", FORBIDDEN[name]) + MAIN
-    done = call(bundle, *PYTHON, code, "gpu-cdi-hook", "update-container", "--mask-params")
+    hook = hook_program.make(bundle / "hook", BROUGHT_IN.replace("CALL", FORBIDDEN[name]))
+    done = call(bundle, hook, "update-container", "--mask-params")
     assert done.returncode == 1
     assert NOT_NEEDED in done.stderr
     assert len(done.stderr.splitlines()) == 2
@@ -149,17 +144,16 @@ def test_meta_02_a_forbidden_call_ends_the_hook(bundle: Path, name: str) -> None
 @pytest.mark.parametrize("name", FORBIDDEN)
 def test_meta_02_control_without_the_filter_it_goes_on(bundle: Path, name: str) -> None:
     """The same code, in a hook that does not confine itself."""
-    code = BROUGHT_IN.replace("CALL", FORBIDDEN[name]) + WITHOUT_FILTER + MAIN
-    done = call(bundle, *PYTHON, code, "gpu-cdi-hook", "update-container", "--mask-params")
+    code = BROUGHT_IN.replace("CALL", FORBIDDEN[name]) + WITHOUT_FILTER
+    hook = hook_program.make(bundle / "hook", code)
+    done = call(bundle, hook, "update-container", "--mask-params")
     assert done.returncode == 0, done.stderr
     # execve does not come back.
     assert (bundle / "rootfs/mark").is_symlink() == (name != "execve")
 
 
 # A filter of somebody else's, under which prctl(PR_SET_SECCOMP) fails with ERRNO.
-OUTER = f"""
-import sys
-sys.path.append({str(TREE)!r})
+OUTER = """
 import os, struct
 from gpuruntime.system import seccomp
 prctl = 157 if os.uname().machine == "x86_64" else 167
@@ -174,19 +168,19 @@ seccomp.syscalls.confine(data, len(outer))
 
 def test_meta_02_who_forbids_the_filter_gets_no_container(bundle: Path) -> None:
     """The runtime's own confinement may be such; nothing is done without ours."""
-    before = tree(bundle)
-    code = OUTER.replace("ERRNO", str(errno.EPERM)) + MAIN
-    done = call(bundle, *PYTHON, code, "gpu-cdi-hook", *WORDS)
+    before = tree(bundle / "rootfs")
+    hook = hook_program.make(bundle / "hook", OUTER.replace("ERRNO", str(errno.EPERM)))
+    done = call(bundle, hook, *WORDS)
     assert done.returncode == 1
     assert "cannot confine the process" in done.stderr
     assert "bug" not in done.stderr
-    assert tree(bundle) == before
+    assert tree(bundle / "rootfs") == before
 
 
 def test_a_kernel_without_filters_is_told(bundle: Path) -> None:
     """The work is done by the other rules alone."""
-    code = OUTER.replace("ERRNO", str(errno.EINVAL)) + MAIN
-    done = call(bundle, *PYTHON, code, "gpu-cdi-hook", *WORDS)
+    hook = hook_program.make(bundle / "hook", OUTER.replace("ERRNO", str(errno.EINVAL)))
+    done = call(bundle, hook, *WORDS)
     assert done.returncode == 0
     assert "warning: the kernel has no system call filters" in done.stderr
     assert_done(bundle / "rootfs")
@@ -228,9 +222,14 @@ UNSEEN = {
 
 
 @pytest.mark.system("strace")
-def test_meta_02_the_list_is_what_the_operations_need(bundle: Path) -> None:
-    """Every call of the list is made by some operation, or its fallback; no other call is."""
+def test_meta_02_the_list_is_what_the_operations_need(bundle: Path, kept: Path) -> None:
+    """Every call of the list is made by some operation, or its fallback; no other call is.
+
+    The log of hooks is full, and is put aside by a hook that has something to say.
+    """
     root = bundle / "rootfs"
+    kept.write_bytes(bytes(hook_log.MAX_BYTES))
+    kept.chmod(0o600)
     library = Path("/usr/lib/x86_64-linux-gnu/libc.so.6").read_bytes()
     (bundle / "library").write_bytes(library)
     (root / LIBRARIES[1:] / "libcuda.so.1").touch()
@@ -245,6 +244,8 @@ def test_meta_02_the_list_is_what_the_operations_need(bundle: Path) -> None:
     for path in sorted(bundle.glob("trace.*")):
         seen |= made_when_confined(path.read_text(errors="replace"))
     assert seen == set(seccomp.calls()) - UNSEEN.keys()
+    assert kept.with_name(hook_log.OLD).stat().st_size == hook_log.MAX_BYTES
+    assert "was not done in 1 s" in kept.read_text()
 
 
 def made_when_confined(trace: str) -> set[str]:
@@ -324,12 +325,9 @@ silent_fuse.main()
 
 
 # Work that has started a process, and that does not hear the alarm; the file names both.
-DEAF = f"""
-import sys
-sys.path.append({str(TREE)!r})
+DEAF = """
 import os, signal, time
 from gpuruntime.system import ops
-from hooks import entry, supervision
 def execute(self, root, warn):
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
     helper = os.fork()
@@ -341,21 +339,23 @@ ops.MaskParams.execute = execute
 # What starts processes is not confined.
 ops.MaskParams.ldconfig = "x"
 """
-WITHOUT_GROUP = "supervision._kill = lambda child: os.kill(child, signal.SIGKILL)\n"
+WITHOUT_GROUP = {"call(SYS_kill, -worker->pid, SIGKILL, 0, 0, 0);": ""}
 
 
-def end_deaf_work(bundle: Path, weak: str) -> tuple[subprocess.CompletedProcess[str], int, float]:
+def end_deaf_work(
+    bundle: Path, weak: dict[str, str]
+) -> tuple[subprocess.CompletedProcess[str], int, float]:
     """Return what came of deaf work, the process that it started, and the seconds."""
+    hook = hook_program.make(bundle / "hook", DEAF, changes=weak)
     start = time.monotonic()
-    words = ("gpu-cdi-hook", "--deadline=1", "update-container", "--mask-params")
-    done = call(bundle, *PYTHON, DEAF + weak + "entry.main()", *words)
+    done = call(bundle, hook, "--deadline=1", "update-container", "--mask-params")
     seconds = time.monotonic() - start
     return done, int((bundle / "rootfs/pids").read_text()), seconds
 
 
 def test_time_01_the_process_tree_ends_with_the_hook(bundle: Path) -> None:
     """All of it, a second after the deadline."""
-    done, helper, seconds = end_deaf_work(bundle, "")
+    done, helper, seconds = end_deaf_work(bundle, {})
     assert done.returncode == 1
     assert 0.9 < seconds < 9
     assert "was not done in 1 s" in done.stderr
@@ -489,9 +489,9 @@ def test_env_14_a_full_stderr_holds_nothing(bundle: Path, words: tuple[str, ...]
 
 def test_log_01_a_thousand_warnings_hold_nothing(bundle: Path) -> None:
     """What does not fit into a report is left out."""
-    code = BROUGHT_IN.replace("CALL", "[warn('x' * 4000) for _ in range(1000)]") + MAIN
-    words = ("gpu-cdi-hook", "--deadline=5", "update-container", "--mask-params")
-    done = call(bundle, *PYTHON, code, *words)
+    code = BROUGHT_IN.replace("CALL", "[warn('x' * 4000) for _ in range(1000)]")
+    hook = hook_program.make(bundle / "hook", code)
+    done = call(bundle, hook, "--deadline=5", "update-container", "--mask-params")
     assert done.returncode == 0
     assert 60 << 10 < len(done.stderr) < 70 << 10
 
@@ -509,6 +509,15 @@ def test_env_15_a_hook_without_arguments(bundle: Path) -> None:
 
 
 # ---- limits of the container, by a real runtime ----
+
+
+@pytest.fixture
+def kept() -> Iterator[Path]:
+    """Return the log of hooks, whose directory is there, as where gpuruntime is installed."""
+    log = Path(hook_log.PATH)
+    log.parent.mkdir(mode=0o755)
+    yield log
+    shutil.rmtree(log.parent)
 
 
 @pytest.fixture(scope="module")
@@ -545,15 +554,6 @@ def start(
     )  # fmt: skip
 
 
-@pytest.fixture
-def kept() -> Iterator[Path]:
-    """Return the log of hooks, whose directory is there, as where gpuruntime is installed."""
-    log = Path(hook_log.PATH)
-    log.parent.mkdir(mode=0o755)
-    yield log
-    shutil.rmtree(log.parent)
-
-
 @pytest.mark.parametrize("stage", ["createContainer", "createRuntime", "prestart"])
 @pytest.mark.parametrize(
     "runtime", ["runc", pytest.param("crun", marks=pytest.mark.system("runc", "crun"))]
@@ -575,10 +575,10 @@ def test_what_a_hook_says_is_kept(container: Path, kept: Path, runtime: str, sta
     assert ("is not TARGET::LINK" in done.stderr) is (runtime == "runc")
 
 
-def test_what_keeps_a_hook_from_being_loaded_is_kept(kept: Path) -> None:
+def test_what_keeps_a_hook_from_being_loaded_is_kept(kept: Path, tmp_path: Path) -> None:
     """It is said before there is any hook."""
-    code = f"import sys; sys.path.append({str(TREE)!r}); import hooks; raise ImportError('no x')"
-    done = call(TREE, *PYTHON, code, "/usr/bin/gpu-cdi-hook")
+    hook = hook_program.make(tmp_path / "hook", "import hooks\nraise ImportError('no x')")
+    done = call(TREE, hook)
     assert done.returncode == 1
     rows = [f"{text}\n" for _, _, text in hook_log.parse(kept.read_text())]
     assert "".join(rows) == done.stderr
@@ -594,8 +594,8 @@ def test_ns_02_a_root_that_is_not_pivoted(container: Path) -> None:
 
 def test_meta_02_a_forbidden_call_starts_no_container(container: Path) -> None:
     """The runtime relays why."""
-    code = BROUGHT_IN.replace("CALL", FORBIDDEN["socket"]) + MAIN
-    words = (*PYTHON, code, "gpu-cdi-hook", "update-container", "--mask-params")
+    hook = hook_program.make(container / "hook", BROUGHT_IN.replace("CALL", FORBIDDEN["socket"]))
+    words = (str(hook), "update-container", "--mask-params")
     done = start(container, *words, resources={})
     assert done.returncode != 0
     assert "started" not in done.stdout
@@ -631,8 +631,9 @@ def test_cg_01_memory(container: Path, limit: int) -> None:
 
 def test_cg_02_a_hook_without_memory_starts_no_container(container: Path) -> None:
     """The kernel ends the process that works; what is missing is said by us or the runtime."""
-    code = BROUGHT_IN.replace("CALL", "bytearray(256 << 20)") + MAIN
-    words = (*PYTHON, code, "gpu-cdi-hook", "update-container", "--mask-params")
+    code = BROUGHT_IN.replace("CALL", "bytearray(256 << 20)")
+    hook = hook_program.make(container / "hook", code)
+    words = (str(hook), "update-container", "--mask-params")
     done = start(container, *words, resources={"memory": {"limit": 64 << 20}})
     assert done.returncode != 0
     assert "started" not in done.stdout

@@ -47,10 +47,7 @@ def test_the_second_create_is_as_the_first(found: dict[str, Any], name: str) -> 
 
 @pytest.mark.parametrize("name", ["all", "cdi", "hook"])
 def test_a_warm_create_keeps_its_budget(found: dict[str, Any], name: str) -> None:
-    """Eight GPUs, up to the exec; counted in the same run as the interpreter's own start.
-
-    Of the hook the process that reads the command line, and then waits for the one that works.
-    """
+    """Eight GPUs, up to the exec, or the hook's first operation, in starts of an interpreter."""
     counts = found["counts"]
     if not counts:
         pytest.skip("valgrind is not installed: instructions are not counted")

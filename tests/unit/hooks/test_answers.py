@@ -16,7 +16,7 @@ import pytest
 from gpuruntime import __version__
 from gpuruntime.system import hook_usage
 from gpuruntime.system.paths import Root, read_of_image
-from hooks import classic, entry, supervision, update_container
+from hooks import classic, entry, report, update_container
 
 TREE = Path(__file__).parents[3]
 HOOK = TREE / ".venv" / "bin" / "gpu-cdi-hook"
@@ -134,7 +134,7 @@ def test_meta_02_too_few_descriptors_are_said(tmp_path: Path) -> None:
     assert {
         0,
         1,
-        f"hint: allow the runtime {supervision.MIN_DESCRIPTORS} open files or more",
+        f"hint: allow the runtime {report.MIN_DESCRIPTORS} open files or more",
     } <= said
 
 

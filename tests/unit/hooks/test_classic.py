@@ -18,7 +18,7 @@ from gpuruntime.system.compat import CompatInUse, CudaCompat
 from gpuruntime.system.ops import ApplicationProfile, Chmod, Link, MaskParams
 from gpuruntime.system.paths import Root
 from gpuruntime.system.syscalls import SyscallError
-from hooks import classic, entry, supervision
+from hooks import classic, entry, report
 
 if TYPE_CHECKING:
     from gpuruntime.system.operation import Operation
@@ -321,7 +321,7 @@ def test_json_07_a_standard_input_that_cannot_be_read_is_no_bug(flags: int) -> N
 
 def test_cg_01_no_descriptor_is_left_for_the_work() -> None:
     """What is to be given more of is named."""
-    hint = supervision._no_process(OSError(errno.EMFILE, os.strerror(errno.EMFILE))).hint
+    hint = report.not_started(errno.EMFILE).hint
     assert hint == "allow the runtime 64 open files or more"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TIME-01: a child that nothing ends is left, and whoever called the hook does not wait for it.
+"""TIME-01: a worker that nothing ends is left, and whoever called the hook does not wait for it.
 
 As one whose file system does not answer; tests/system has that with FUSE.
 """
@@ -12,17 +12,13 @@ import subprocess
 import time
 from pathlib import Path
 
+import hook_program
 import pytest
 
-TREE = Path(__file__).parents[3]
-START_PYTHON = "/usr/bin/python3"
 # The work neither hears the alarm nor ends; it says what it holds, in the container's root.
-ENDLESS = f"""
-import sys
-sys.path.append({str(TREE)!r})
-import os, posix, signal, time
-from gpuruntime.system import ops, syscalls
-from hooks import entry, supervision
+ENDLESS = """
+import os, signal, time
+from gpuruntime.system import ops
 def execute(self, root, warn):
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
     for fd in os.listdir("/proc/self/fd"):
@@ -36,13 +32,16 @@ def execute(self, root, warn):
 ops.MaskParams.execute = execute
 # It is not confined.
 ops.MaskParams.ldconfig = "x"
-supervision._kill = lambda child: None
-syscalls.die_with_parent = lambda: None
-WEAK
-entry.main()
 """
-# A child that has the caller's standard output.
+# No signal ends the worker, and it does not end with the launcher.
+NOTHING_ENDS_IT = {
+    "call(SYS_kill, -worker->pid, SIGKILL, 0, 0, 0);": "",
+    "call(SYS_kill, worker->pid, SIGKILL, 0, 0, 0);": "",
+    "call(SYS_prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);": "",
+}
+# A worker that has the caller's standard output.
 KEEPS = """
+import posix
 real = os.dup2
 posix.dup2 = lambda fd, new, *rest: new if new == 1 else real(fd, new, *rest)
 """
@@ -52,11 +51,10 @@ def start(work: Path, weak: str = "", patience: float = 15) -> tuple[float, str]
     """Return after how long the caller's pipes had an end, and what was said."""
     (work / "rootfs").mkdir()
     (work / "config.json").write_text('{"root": {"path": "rootfs"}}')
-    code = ENDLESS.replace("WEAK", weak)
-    words = ("gpu-cdi-hook", "--deadline=1", "update-container", "--mask-params")
+    program = hook_program.make(work / "hook", ENDLESS + weak, changes=NOTHING_ENDS_IT)
     start = time.monotonic()
     with subprocess.Popen(
-        [START_PYTHON, "-I", "-S", "-B", "-c", code, *words],
+        [program, "--deadline=1", "update-container", "--mask-params"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     ) as hook:  # fmt: skip
         try:
@@ -64,7 +62,7 @@ def start(work: Path, weak: str = "", patience: float = 15) -> tuple[float, str]
         except subprocess.TimeoutExpired:
             said = ""
         seconds = time.monotonic() - start
-        # The child that was left.
+        # The worker that was left.
         os.kill(int(os.readlink(work / "rootfs/pid")), 9)
     return seconds, said
 
@@ -77,13 +75,13 @@ def test_the_caller_waits_for_no_child(tmp_path: Path) -> None:
     assert "was not done in 1 s" in said
     held = {path.name: os.readlink(path) for path in (tmp_path / "rootfs").iterdir()}
     assert held["1"] == "/dev/null"
-    # Its own, to the hook; standard input is the state's, whose end has been read.
+    # Its own, to the launcher; standard input is the state's, whose end has been read.
     pipes = {name for name, target in held.items() if target.startswith("pipe:")}
     assert pipes == {"0", "2"}
 
 
 @pytest.mark.slow
-def test_control_a_child_that_holds_standard_output(tmp_path: Path) -> None:
+def test_control_a_worker_that_holds_standard_output(tmp_path: Path) -> None:
     """The weak hook ends in time as well, and the caller waits on."""
     seconds, said = start(tmp_path, KEEPS, patience=3)
     assert seconds > 2.9
