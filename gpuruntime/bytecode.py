@@ -174,7 +174,7 @@ def _lean(path: str) -> ast.Module:
 
 
 def _natives(tree: ast.Module) -> Iterable[tuple[str, str]]:
-    """Yield the modules written in C that *tree* imports at once: name, path ("": built in)."""
+    """Yield the modules written in C that *tree* imports at once: name, file ("": built in)."""
     for node in tree.body:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -188,7 +188,7 @@ def _natives(tree: ast.Module) -> Iterable[tuple[str, str]]:
             elif not _is_ours(name):
                 origin = str(getattr(importlib.util.find_spec(name), "origin", None))
                 if origin.endswith(tuple(EXTENSION_SUFFIXES)):
-                    yield name, origin
+                    yield name, os.path.basename(origin)
 
 
 def _compiled(tree: ast.Module, shown: str) -> CodeType:

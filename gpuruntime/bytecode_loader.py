@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType
 
-    # Name, path or "" if it is part of the interpreter.
+    # Name, and the name of its file, "" if it is part of the interpreter.
     _Native = tuple[str, str]
     _Entry = tuple[str, str, bool, tuple[int, int, int] | None, CodeType]
 
@@ -29,17 +29,19 @@ if TYPE_CHECKING:
 def load_natives(natives: list[_Native]) -> None:
     """Load modules written in C, without the search that takes longer than most of them do.
 
-    One that cannot be loaded is left to the import that needs it.
+    One that this interpreter does not have there is left to the import that needs it.
     """
-    for name, path in natives:
-        if name in sys.modules:
+    places = [place for place in sys.path if place.endswith("/lib-dynload")]
+    for name, file in natives:
+        if name in sys.modules or (file and not places):
             continue
-        spec = _frozen_importlib.ModuleSpec(name, None, origin=path)
+        spec = _frozen_importlib.ModuleSpec(name, None, origin=file and f"{places[0]}/{file}")
         try:
-            module = _imp.create_dynamic(spec) if path else _imp.create_builtin(spec)
-            module.__spec__ = spec
-            sys.modules[name] = module
-            (_imp.exec_dynamic if path else _imp.exec_builtin)(module)
+            module = _imp.create_dynamic(spec) if file else _imp.create_builtin(spec)
+            if module is not None:
+                module.__spec__ = spec
+                sys.modules[name] = module
+                (_imp.exec_dynamic if file else _imp.exec_builtin)(module)
         except ImportError:
             sys.modules.pop(name, None)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Start a child process, exchange bytes with it until a deadline, and end all its processes.
 
-On the start path. The supervision of the hook, in hooks/entry.py, is separate: it ends by the
-hook's own alarm, and does not share the clean-up of the runtime.
+On the start path. The supervision of the hook, in gpuruntime/launcher/supervise.h, is separate,
+and does not share the clean-up of the runtime.
 """
 
 from __future__ import annotations

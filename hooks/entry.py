@@ -19,9 +19,9 @@ from cdi.pathnames import basename
 from gpuruntime import __version__
 from gpuruntime.errors import BundleError, MountError, escape
 from gpuruntime.system import paths, seccomp, syscalls
-from hooks import options, state, supervision, update_container
+from hooks import options, state, update_container
 from hooks.report import MIN_DESCRIPTORS, Report, explain
-from hooks.supervision import MAX_DEADLINE_S, Deadline
+from hooks.supervision import Deadline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,31 +43,44 @@ PRESTART_PROGRAMS = (
 # Names of the program whose words scripts parse.
 INCUMBENTS = ("nvidia-cdi-hook", "nvidia-ctk")
 HELP, VERSION = ("--help", "-help", "-h", "help"), ("--version", "-version", "-v")
-DEADLINE_S = 10
+DEADLINE_S, MAX_DEADLINE_S = 10, 600
+# The operator's deadline for the driver has no limit; the launcher waits no longer than this.
+LONGEST_S = 86400
 
 
-def main(cli_python: str = "") -> None:
+def main(cli_python: str = "", *, is_supervised: bool = False) -> None:
     """Run the hook that `sys.argv` (['-c', argv[0], arguments…]) names; never returns.
 
-    *cli_python* is the interpreter that queries the driver, for the prestart hook.
+    *cli_python* is the interpreter that queries the driver, for the prestart hook. The launcher
+    says that it *is_supervised*.
     """
     program = basename(sys.argv[1])
-    report = Report()
+    report = Report(is_supervised=is_supervised)
+    status = 1
+    try:
+        text, status = _main(program, cli_python, report)
+        report.say(text, status)
+    finally:
+        # Nothing is buffered, and Python's own end would take longer than many a step.
+        os._exit(status)
+
+
+def _main(program: str, cli_python: str, report: Report) -> tuple[str, int]:
+    """Do what the command line asks for; return what to say, and the exit status."""
     try:
         # First of all: a container that shares our pid namespace must not look into this process.
         syscalls.set_undumpable()
-        syscalls.close_range(supervision.DEADLINES + 1)
+        # The launcher has set it; the kernel may drop it where an exec changes rights.
+        syscalls.die_with_parent()
+        syscalls.close_range(3)
         # Without a traceback.
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
         _raise_limit()
         if program in PRESTART_PROGRAMS:
-            text, status = run_prestart(sys.argv[2:], program, cli_python, report)
-        else:
-            text, status = run(sys.argv[2:], program, report)
+            return run_prestart(sys.argv[2:], program, cli_python, report)
+        return run(sys.argv[2:], program, report)
     except Exception as error:  # noqa: BLE001 (a bug is one line for the engine, no traceback)
-        text, status = explain(error, program)
-    report.say(text)
-    report.leave(status)
+        return explain(error, program)
 
 
 def run(arguments: list[str], program: str, report: Report) -> tuple[str, int]:
@@ -147,7 +160,7 @@ def run_prestart(
     state_ = state.read_document(0)
     # The driver has a deadline of its own.
     _signal.setitimer(_signal.ITIMER_REAL, 0)
-    supervision.expect(MAX_DEADLINE_S)
+    report.expect(LONGEST_S)
     plan = prestart.plan(state_, option_values, cli_python)
     if plan is None:
         return "", 0
@@ -200,8 +213,8 @@ class Work:
 
     def execute(self, deadline: Deadline) -> None:
         """Confine this process and carry the operations out in time; raise GpuRuntimeError."""
-        supervision.expect(deadline.seconds)
-        supervision.detach()
+        self.report.expect(deadline.seconds)
+        _detach()
         deadline.error = deadline.no_root
         deadline.set_alarm()
         try:
@@ -294,6 +307,22 @@ class ContainerWork(Work):
     def bundle(self) -> str:
         """Return the bundle's path."""
         return self._plan.bundle
+
+
+def _detach() -> None:
+    """Have no standard output, and end first where memory is short: the launcher can say so."""
+    null = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
+    os.dup2(null, 1)
+    os.close(null)
+    try:
+        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, b"1000")
+        finally:
+            os.close(fd)
+    except OSError:
+        # Only the message would be better.
+        pass
 
 
 def _raise_limit() -> None:

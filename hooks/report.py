@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a hook says: in one line why it failed, for the engine and for our log of hooks.
+"""What a hook says: to the engine, to our log of hooks, and to the launcher, which waits for it.
 
 The program of this module is the report of the launcher on the process that did the work, which
 ended without one of its own: `main`.
@@ -7,6 +7,7 @@ ended without one of its own: `main`.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # signal without enum
 import errno
 import posix as os
 import sys
@@ -20,56 +21,64 @@ from hooks.supervision import late
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import NoReturn
 
 MIN_DESCRIPTORS = 64
 MIN_PIDS, MIN_MEMORY_MIB = 8, 16
-_SIGKILL, _SIGSYS = 9, 31
+GRACE_S = 0.4
 _WORK = "the work in the container's root"
 
 
 class Report:
-    """What this process has said; at its end our log gets it as well."""
+    """What this process says.
 
-    def __init__(self) -> None:
-        self._texts: list[str] = []
+    If it *is_supervised*, its standard output and error are pipes to the launcher.
+    """
 
-    def say(self, text: str) -> None:
-        """Write *text*, if there is any, to stderr, which the low-level runtime relays."""
+    def __init__(self, *, is_supervised: bool = False) -> None:
+        self._is_supervised = is_supervised
+
+    def expect(self, seconds: int) -> None:
+        """Have the launcher wait for this process for *seconds* from now: supervise.h."""
+        if self._is_supervised:
+            os.write(1, seconds.to_bytes(8, sys.byteorder))
+
+    def say(self, text: str, status: int = 0) -> None:
+        """Write *text*, if there is any, to stderr, which the low-level runtime relays.
+
+        Our log of hooks gets it too, as that of a hook which ends with *status*.
+        """
         if not text:
             return
-        self._texts.append(text)
         try:
             os.write(2, f"{text}\n".encode("ascii", "backslashreplace"))
         except OSError:
             # What there is to say does not decide whether the container starts.
             pass
-
-    def leave(self, status: int) -> NoReturn:
-        """Have our log keep what was said, and exit with *status*."""
-        try:
-            if self._texts:
-                hook_log.record("\n".join(self._texts), status)
-        finally:
-            # Nothing is buffered, and Python's own end would take longer than many a step.
-            os._exit(status)
+        hook_log.record(text, status)
 
 
 def main(_cli_python: str = "") -> None:
     """Say how the process that did the work has ended; never returns.
 
-    `sys.argv` is ['-c', argv[0], HOW, NUMBER, …]: "errno", it was not started; "late", it was
-    abandoned after so many seconds; "signal", one of that number ended it.
+    `sys.argv` is ['-c', argv[0], HOW, NUMBER, …]: "errno", it was not started; "not-started", our
+    code did not run in it after so many seconds; "late", it was abandoned after so many seconds;
+    "signal", one of that number ended it.
     """
     _, program, how, number = sys.argv[:4]
-    report = Report()
     status = 1
     try:
         syscalls.set_undumpable()
         text, status = explain(FAILURES[how](int(number)), basename(program))
-        report.say(text)
+        # Standard error is that of the caller, who may not read it.
+        _signal.signal(_signal.SIGALRM, _stop_writing)
+        _signal.setitimer(_signal.ITIMER_REAL, GRACE_S)
+        Report().say(text, status)
     finally:
-        report.leave(status)
+        os._exit(status)
+
+
+def _stop_writing(*_: object) -> None:
+    raise InterruptedError
 
 
 def explain(error: Exception, program: str) -> tuple[str, int]:
@@ -102,9 +111,17 @@ def not_started(code: int) -> MountError:
     )
 
 
+def not_reached(seconds: int) -> GpuRuntimeError:
+    """Return what to say where Python has not come to our code in *seconds*."""
+    return GpuRuntimeError(
+        f"Python did not start the hook in {seconds} s",
+        f"give the container a memory limit of {MIN_MEMORY_MIB} MiB or more, and more CPU time",
+    )
+
+
 def killed(number: int) -> MountError:
     """Return what to say of a process that signal *number* ended."""
-    if number == _SIGSYS:
+    if number == _signal.SIGSYS:
         return MountError(
             f"{_WORK} was ended by the kernel: it made a system call that no hook needs",
             "report it with the kernel's audit record, which has the number of the call",
@@ -112,14 +129,15 @@ def killed(number: int) -> MountError:
     return MountError(
         f"{_WORK} was ended by signal {number}",
         f"give the container a memory limit of {MIN_MEMORY_MIB} MiB or more"
-        if number == _SIGKILL
+        if number == _signal.SIGKILL
         else None,
     )
 
 
 # How the process that did the work has ended → what to say of it.
-FAILURES: dict[str, Callable[[int], MountError]] = {
+FAILURES: dict[str, Callable[[int], GpuRuntimeError]] = {
     "errno": not_started,
+    "not-started": not_reached,
     "late": late,
     "signal": killed,
 }

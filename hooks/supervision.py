@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hook's time: what the process that works tells the launcher, which waits for it.
+"""A hook's time, which the process that works keeps, and of which it tells the launcher.
 
 A file system of the container that does not answer, served by FUSE for example, holds every
 process that asks it, and no signal ends that. So this process is a child of the launcher, which
@@ -9,8 +9,6 @@ abandons it when its time is over (gpuruntime/launcher/supervise.h).
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # signal without enum
-import posix as os
-import sys
 import time
 
 from gpuruntime.errors import BundleError, MountError
@@ -21,10 +19,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from gpuruntime.errors import GpuRuntimeError
-
-# The descriptor on which the launcher reads deadlines: a number of seconds each, of 8 bytes.
-DEADLINES = 3
-MAX_DEADLINE_S = 600
 
 
 class Deadline:
@@ -75,36 +69,3 @@ def late(seconds: int, step: str = "") -> MountError:
         f"{step and f': it could not {step}'}",
         "look for a file system of the container that does not answer",
     )
-
-
-def expect(seconds: int) -> None:
-    """Have the launcher wait for this process for *seconds* from now."""
-    try:
-        os.write(DEADLINES, seconds.to_bytes(8, sys.byteorder))
-    except OSError:
-        # Python was started without the launcher, by a test: nobody waits but for our end.
-        pass
-
-
-def detach() -> None:
-    """Hold nothing of the caller's output, and end first where memory is short.
-
-    The runtime waits for whoever holds its pipes; the launcher can say what has happened.
-    """
-    null = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
-    os.dup2(null, 1)
-    os.close(null)
-    try:
-        os.close(DEADLINES)
-    except OSError:
-        # As in `expect`.
-        pass
-    try:
-        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(fd, b"1000")
-        finally:
-            os.close(fd)
-    except OSError:
-        # Only the message would be better.
-        pass

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 DIRECTORY = "/gpuruntime/__pycache__"
 MODULES = {"shim": "gpuruntime.shim.main", "hook": "hooks.entry"}
+OPTIONS = {"shim": "", "hook": ",is_supervised=True"}
 _CODE = """\
 import sys;sys.path.append("{library}")
 try:
@@ -18,10 +19,15 @@ try:
   code,modules=marshal.loads(memoryview(b)[4:])
   exec(code,{{"modules":modules,"library":library}})
 except Exception:pass
-from {module} import main;main("{slow}")"""
+from {module} import main;main("{slow}"{options})"""
 
 
 def code(library: object, role: str, slow: str = "") -> str:
     """Return the code that starts *role* from *library*, with *slow* as the CLI's interpreter."""
-    names = {"directory": DIRECTORY, "role": role, "module": MODULES[role]}
+    names = {
+        "directory": DIRECTORY,
+        "role": role,
+        "module": MODULES[role],
+        "options": OPTIONS[role],
+    }
     return _CODE.format(library=library, slow=slow, **names)

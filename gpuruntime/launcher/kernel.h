@@ -24,7 +24,7 @@ enum {
 	SYS_clock_gettime = 228, SYS_exit_group = 231, SYS_openat = 257, SYS_unlinkat = 263, SYS_renameat = 264,
 	SYS_readlinkat = 267, SYS_ppoll = 271, SYS_dup3 = 292, SYS_pipe2 = 293, SYS_prlimit64 = 302,
 	SYS_getrandom = 318, SYS_statx = 332, SYS_close_range = 436,
-	O_DIRECTORY = 0200000, O_NOFOLLOW = 0400000,
+	O_DIRECT = 040000, O_DIRECTORY = 0200000, O_NOFOLLOW = 0400000,
 };
 
 /* One system call; the result is the kernel's, errors are negative. */
@@ -55,7 +55,7 @@ enum {
 	SYS_rt_sigtimedwait = 137, SYS_setsid = 157, SYS_umask = 166, SYS_prctl = 167, SYS_getpid = 172,
 	SYS_getppid = 173, SYS_geteuid = 175, SYS_clone = 220, SYS_execve = 221, SYS_wait4 = 260,
 	SYS_prlimit64 = 261, SYS_getrandom = 278, SYS_statx = 291, SYS_close_range = 436,
-	O_DIRECTORY = 040000, O_NOFOLLOW = 0100000,
+	O_DIRECT = 0200000, O_DIRECTORY = 040000, O_NOFOLLOW = 0100000,
 };
 
 /* One system call; the result is the kernel's, errors are negative. */
@@ -91,7 +91,7 @@ enum {
 	O_PATH = 010000000,
 	AT_FDCWD = -100, AT_SYMLINK_NOFOLLOW = 0x100, AT_EMPTY_PATH = 0x1000, STATX_BASIC_STATS = 0x7ff,
 	S_IFMT = 0170000, S_IFREG = 0100000, S_IFDIR = 0040000,
-	F_GETFD = 1, SIG_SETMASK = 2, SIGKILL = 9, SIGPIPE = 13, SIGCHLD = 17, SIGXFSZ = 25, LAST_SIGNAL = 64,
+	F_GETFD = 1, SIG_IGN = 1, SIG_SETMASK = 2, SIGKILL = 9, SIGPIPE = 13, SIGCHLD = 17, SIGXFSZ = 25, LAST_SIGNAL = 64,
 	PR_SET_PDEATHSIG = 1, PR_SET_DUMPABLE = 4, CLOCK_MONOTONIC = 1, POLLIN = 1, POLLOUT = 4, WNOHANG = 1,
 	RLIMIT_FSIZE = 1, RLIMIT_NOFILE = 7,
 };

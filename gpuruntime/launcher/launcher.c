@@ -36,10 +36,11 @@
 
 /* ---- Python ---- */
 
-/* Appends the code that Python runs: main() of *module*.  The bytecode of the modules is in one file
- * for each *role*, if there is one for this interpreter: gpuruntime/bytecode.py. */
-static void append_code(
-	struct text *code, const struct interpreter *interpreter, const char *role, const char *module)
+/* Appends the code that Python runs: main() of *module*, with the *options* behind its first argument.
+ * The bytecode of the modules is in one file for each *role*, if there is one for this interpreter:
+ * gpuruntime/bytecode.py. */
+static void append_code(struct text *code, const struct interpreter *interpreter, const char *role,
+	const char *module, const char *options)
 {
 	append(code, "import sys;sys.path.append(\"");
 	append(code, interpreter->library.bytes);
@@ -60,12 +61,15 @@ static void append_code(
 	append(code, module);
 	append(code, " import main;main(\"");
 	append(code, interpreter->slow.bytes);
-	append(code, "\")");
+	append(code, "\"");
+	append(code, options);
+	append(code, ")");
 }
 
 /* Becomes Python running main() of *module* with argv as its arguments; overwrites the room before
  * argv.  If that cannot be, leaves as a shell would: 127 not found, 126 not executable. */
-static _Noreturn void start_python(char **argv, char **envp, const char *role, const char *module)
+static _Noreturn void start_python(
+	char **argv, char **envp, const char *role, const char *module, const char *options)
 {
 	static const char *const isolated[] = {"-I", "-S", "-B", "-X", "utf8", "-c"};
 	static struct interpreter interpreter;
@@ -75,7 +79,7 @@ static _Noreturn void start_python(char **argv, char **envp, const char *role, c
 	long error;
 
 	find_interpreter(&interpreter);
-	append_code(&code, &interpreter, role, module);
+	append_code(&code, &interpreter, role, module, options);
 	if (!fits(&code))
 		fail("use", path.bytes, -TOO_LARGE, "install gpuruntime at a shorter path", 127);
 	argv--;
@@ -132,18 +136,16 @@ static const char *const hook_environment[] = {"PATH=/usr/sbin:/usr/bin:/sbin:/b
 /* Becomes hooks.report, which says that the worker has not done its work: *how*, with a number. */
 static _Noreturn void report_failure(char **argv, const char *how, uint64_t value)
 {
-	static const uint64_t none;
-	static const struct timer limit = {.value = {.seconds = START_S}};
+	static const struct timer limit = {.value = {.seconds = REPORT_S}};
 	static struct text number;
 
-	call(SYS_rt_sigprocmask, SIG_SETMASK, (long)&none, 0, sizeof none, 0);
 	call(SYS_setitimer, ITIMER_REAL, (long)&limit, 0, 0, 0);
 	append_number(&number, value);
 	argv -= 2;
 	argv[0] = argv[2];
 	argv[1] = (char *)(uintptr_t)how;
 	argv[2] = number.bytes;
-	start_python(argv, (char **)(uintptr_t)hook_environment, "hook", "hooks.report");
+	start_python(argv, (char **)(uintptr_t)hook_environment, "hook", "hooks.report", "");
 }
 
 /* Has a worker, which becomes hooks.entry, do the work, and leaves with its status. */
@@ -156,12 +158,12 @@ static _Noreturn void supervise(char **argv)
 	if (started < 0)
 		report_failure(argv, "errno", (uint64_t)-started);
 	if (started == 0)
-		start_python(argv, (char **)(uintptr_t)hook_environment, "hook", "hooks.entry");
+		start_python(argv, (char **)(uintptr_t)hook_environment, "hook", "hooks.entry", ",is_supervised=True");
 	if (relay(&worker))
 		status = reap(&worker);
 	if (status < 0) {
 		end_worker(&worker);
-		report_failure(argv, "late", worker.seconds);
+		report_failure(argv, worker.has_started ? "late" : "not-started", worker.seconds);
 	}
 	if ((status & 0x7f) != 0)
 		report_failure(argv, "signal", (uint64_t)status & 0x7f);
@@ -367,7 +369,7 @@ static _Noreturn void start_shim(char **argv, char **envp, bool unknown)
 	*argv = identity.bytes;
 	argv--;
 	*argv = (char *)(uintptr_t)told(unknown);
-	start_python(argv, envp, "shim", "gpuruntime.shim.main");
+	start_python(argv, envp, "shim", "gpuruntime.shim.main", "");
 }
 
 /* The runtime role: transparent.  Nothing of the process is changed, nothing is left open. */

@@ -3,8 +3,8 @@
  * A hook's work is done by a child, the worker, which is abandoned when its time is over.
  *
  * A file system of the container that does not answer holds every process that asks it, and no
- * signal ends that.  The runtime waits for whoever holds its pipes, so the worker's standard error
- * is a pipe of ours.  This process touches no file of the container.
+ * signal ends that.  The runtime waits for whoever holds its pipes, so the worker's standard output
+ * and error are pipes of ours.  This process touches no file of the container.
  */
 
 #ifndef GPURUNTIME_SUPERVISE_H
@@ -20,19 +20,24 @@ enum {
 	/* So long the worker may take until our code runs and says how long it needs: with too little
 	 * memory, Python's own start can go on for ever. */
 	START_S = 60,
-	MOST_DEADLINE_S = 600,
+	/* So long another Python may take to say that the worker did not end well. */
+	REPORT_S = 10,
+	/* A day: as long as an operator may let us wait for the driver. */
+	MOST_DEADLINE_S = 86400,
 	/* After its deadline the worker still has time to say which step was late. */
 	GRACE_MS = 400,
 	/* What it says beyond this is left out. */
 	MOST_REPORT = 64 << 10,
-	/* The worker's descriptor for its deadlines: a number of seconds each, of 8 bytes. */
-	DEADLINE_FD = 3,
 };
 
 struct worker {
 	long pid;
-	/* Our ends of the pipes; -1: closed. */
-	int report, deadlines;
+	/* Our ends of the pipes that are its standard output and error; -1: it has closed that one. */
+	int output, error;
+	/* How much of its report is still relayed. */
+	size_t left;
+	/* Whether our code runs in it, which has said how long it needs. */
+	bool has_started;
 	uint64_t seconds;
 	/* In ms of the monotonic clock. */
 	int64_t end;
@@ -65,60 +70,84 @@ static long wait_for(struct poll_entry *entries, size_t count, int64_t end)
 	return call(SYS_ppoll, (long)entries, (long)count, (long)&left, 0, 0);
 }
 
-/* Writes *length* bytes, at most a page, to standard error.  A pipe that nobody empties must not hold
+/* Writes *length* bytes, at most a page, to *fd*, 1 or 2.  A pipe that nobody empties must not hold
  * us: it gets one chance. */
-static void say(const char *bytes, size_t length)
+static void say(int fd, const char *bytes, size_t length)
 {
-	static bool is_stuck;
-	struct poll_entry entry = {2, POLLOUT, 0};
+	static bool is_stuck[3];
+	struct poll_entry entry = {fd, POLLOUT, 0};
 
-	if (is_stuck || length == 0)
+	if (is_stuck[fd] || length == 0)
 		return;
-	is_stuck = wait_for(&entry, 1, now() + GRACE_MS) != 1 || (entry.returned & POLLOUT) == 0;
-	if (!is_stuck)
-		call(SYS_write, 2, (long)bytes, (long)length, 0, 0);
+	is_stuck[fd] = wait_for(&entry, 1, now() + GRACE_MS) != 1 || (entry.returned & POLLOUT) == 0;
+	if (!is_stuck[fd])
+		call(SYS_write, fd, (long)bytes, (long)length, 0, 0);
 }
 
-/* Gives the worker *seconds* from now. */
+/* Gives the worker *seconds* from now, and this process a little more: SIGALRM then ends it, should a
+ * write have held it, and that ends the worker. */
 static void set_deadline(struct worker *worker, uint64_t seconds)
 {
+	struct timer limit = {.value = {.seconds = 2}};
+
 	worker->seconds = seconds < MOST_DEADLINE_S ? seconds : MOST_DEADLINE_S;
 	worker->end = now() + (int64_t)worker->seconds * 1000 + GRACE_MS;
+	limit.value.seconds += (int64_t)worker->seconds;
+	call(SYS_setitimer, ITIMER_REAL, (long)&limit, 0, 0, 0);
 }
 
-/* Relays what the worker says until it has closed its standard error; false if its time is over. */
-static bool relay(struct worker *worker)
+/* Reads from the worker's standard output: a deadline if it is 8 bytes, else what a person asked for. */
+static void relay_output(struct worker *worker)
+{
+	static union {
+		char bytes[4096];
+		uint64_t seconds;
+	} packet;
+	const long count = call(SYS_read, worker->output, (long)&packet, sizeof packet, 0, 0);
+
+	if (count <= 0)
+		worker->output = -1;
+	else if (count != sizeof packet.seconds)
+		say(1, packet.bytes, (size_t)count);
+	else {
+		worker->has_started = true;
+		set_deadline(worker, packet.seconds);
+	}
+}
+
+/* Relays what the worker says on standard error. */
+static void relay_error(struct worker *worker)
 {
 	static char page[4096];
-	size_t left = MOST_REPORT;
+	const long count = call(SYS_read, worker->error, (long)page, sizeof page, 0, 0);
+	const size_t length = count <= 0 ? 0 : (size_t)count < worker->left ? (size_t)count : worker->left;
 
-	for (;;) {
-		struct poll_entry entries[] = {{worker->report, POLLIN, 0}, {worker->deadlines, POLLIN, 0}};
+	if (count <= 0)
+		worker->error = -1;
+	say(2, page, length);
+	worker->left -= length;
+}
+
+/* Relays what the worker says until it has closed both pipes; false if its time is over. */
+static bool relay(struct worker *worker)
+{
+	while (worker->output >= 0 || worker->error >= 0) {
+		struct poll_entry entries[] = {{worker->output, POLLIN, 0}, {worker->error, POLLIN, 0}};
 		const long ready = wait_for(entries, sizeof entries / sizeof *entries, worker->end);
 
+		/* A worker that writes without end is late as well. */
+		if (now() >= worker->end)
+			return false;
 		if (ready == -EINTR)
 			continue;
 		if (ready <= 0)
 			return false;
-		if (entries[1].returned != 0) {
-			uint64_t seconds = 0;
-
-			/* The worker closes it when it has said all that it needs. */
-			if (call(SYS_read, worker->deadlines, (long)&seconds, sizeof seconds, 0, 0) == sizeof seconds)
-				set_deadline(worker, seconds);
-			else
-				worker->deadlines = -1;
-		}
-		if (entries[0].returned != 0) {
-			const long count = call(SYS_read, worker->report, (long)page, sizeof page, 0, 0);
-			const size_t length = count > 0 ? (size_t)count : 0;
-
-			if (length == 0)
-				return true;
-			say(page, length < left ? length : left);
-			left -= length < left ? length : left;
-		}
+		if (entries[0].returned != 0)
+			relay_output(worker);
+		if (entries[1].returned != 0)
+			relay_error(worker);
 	}
+	return true;
 }
 
 /* The status of the worker as wait4(2) has it, or a negative number if its time is over.  Needs SIGCHLD
@@ -140,56 +169,60 @@ static long reap(const struct worker *worker)
 	}
 }
 
-/* Closes both pipes, but for what is the worker's DEADLINE_FD by now. */
-static void close_all(const int *report, const int *deadlines)
+/* Closes both pipes. */
+static void close_all(const int *output, const int *error)
 {
-	const int fds[] = {report[0], report[1], deadlines[0], deadlines[1]};
+	const int fds[] = {output[0], output[1], error[0], error[1]};
 
-	for (size_t i = 0; i < sizeof fds / sizeof *fds; i++) {
-		if (fds[i] > DEADLINE_FD)
-			call(SYS_close, fds[i], 0, 0, 0, 0);
-	}
+	for (size_t i = 0; i < sizeof fds / sizeof *fds; i++)
+		call(SYS_close, fds[i], 0, 0, 0, 0);
 }
 
 /* Starts the worker.  0 in the worker, else in this process; a negative error if it cannot be. */
 static long start_worker(struct worker *worker)
 {
+	static const struct signal_action ignored = {.handler = SIG_IGN};
 	static const uint64_t child = 1UL << (SIGCHLD - 1);
 	static const uint64_t none;
 	const long us = call(SYS_getpid, 0, 0, 0, 0, 0);
-	int report[2] = {-1, -1};
-	int deadlines[2] = {-1, -1};
-	long error = call(SYS_pipe2, (long)report, O_CLOEXEC, 0, 0, 0);
+	int output[2] = {-1, -1};
+	int error[2] = {-1, -1};
+	/* A read gives what one write has written. */
+	long result = call(SYS_pipe2, (long)output, O_CLOEXEC | O_DIRECT, 0, 0, 0);
 
-	if (error == 0)
-		error = call(SYS_pipe2, (long)deadlines, O_CLOEXEC, 0, 0, 0);
-	if (error == 0) {
+	if (result == 0)
+		result = call(SYS_pipe2, (long)error, O_CLOEXEC, 0, 0, 0);
+	if (result == 0) {
 		call(SYS_rt_sigprocmask, SIG_SETMASK, (long)&child, 0, sizeof child, 0);
-		error = worker->pid = call(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+		result = worker->pid = call(SYS_clone, SIGCHLD, 0, 0, 0, 0);
 	}
-	if (error < 0) {
+	if (result < 0) {
 		/* There may be too few descriptors for what says so. */
-		close_all(report, deadlines);
-		return error;
+		close_all(output, error);
+		return result;
 	}
-	if (worker->pid == 0) {
+	if (result == 0) {
 		/* What it starts ends with it, and it ends with us. */
 		call(SYS_setsid, 0, 0, 0, 0, 0);
 		call(SYS_prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
 		if (call(SYS_getppid, 0, 0, 0, 0, 0) != us)
 			leave(1);
-		call(SYS_dup3, report[1], 2, 0, 0, 0);
-		call(SYS_dup3, deadlines[1], DEADLINE_FD, 0, 0, 0);
-		close_all(report, deadlines);
+		call(SYS_dup3, output[1], 1, 0, 0, 0);
+		call(SYS_dup3, error[1], 2, 0, 0, 0);
+		close_all(output, error);
 		call(SYS_rt_sigprocmask, SIG_SETMASK, (long)&none, 0, sizeof none, 0);
 		return 0;
 	}
-	call(SYS_close, report[1], 0, 0, 0, 0);
-	call(SYS_close, deadlines[1], 0, 0, 0, 0);
-	worker->report = report[0];
-	worker->deadlines = deadlines[0];
+	call(SYS_close, output[1], 0, 0, 0, 0);
+	call(SYS_close, error[1], 0, 0, 0, 0);
+	/* Whether somebody reads what the worker says does not decide whether the container starts. */
+	call(SYS_rt_sigaction, SIGPIPE, (long)&ignored, 0, sizeof ignored.mask, 0);
+	call(SYS_rt_sigaction, SIGXFSZ, (long)&ignored, 0, sizeof ignored.mask, 0);
+	worker->left = MOST_REPORT;
+	worker->output = output[0];
+	worker->error = error[0];
 	set_deadline(worker, START_S);
-	return worker->pid;
+	return result;
 }
 
 /* Ends the worker and what it has started, as far as a signal can. */

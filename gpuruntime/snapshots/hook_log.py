@@ -39,7 +39,7 @@ def record(text: str, status: int, directory: str = RUN_DIRECTORY) -> None:
         lines = [line for line in lines if _WARNING in line]
     if not lines:
         return
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time()))
     word = WARNED if status == 0 else FAILED
     # The last lines contain the reason.
     data = "".join(f"{now} {word} {escape(line)}\n" for line in lines[-MAX_LINES:]).encode()

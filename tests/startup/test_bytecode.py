@@ -61,9 +61,8 @@ def start(
     """Start *role*; return our modules, those that were imported, and MARK of the main one."""
     module = start_code.MODULES[role]
     report = REPORT.replace("MODULE", repr(module))
-    code = start_code.code(library, role).replace(
-        f"from {module} import main;main(", f"import {module}\n{report}("
-    )
+    loading = start_code.code(library, role).rpartition(f"from {module} import main")[0]
+    code = f'{loading}import {module}\n{report}("")'
     done = subprocess.run(
         [*python, *ISOLATED, "-c", code, "x"], capture_output=True, text=True, check=False
     )

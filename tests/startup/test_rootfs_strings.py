@@ -50,10 +50,10 @@ PROC_NUMBER = re.compile(r"/proc/(?:$|%|\{|\d)")
 ALLOWED = {
     ("gpuruntime/system/paths.py", "__init__", "os.open(path, _O_DIRECTORY)"),
     ("gpuruntime/system/paths.py", "is_host_root", "os.stat('/')"),
-    ("hooks/supervision.py", "detach", "os.open('/dev/null', os.O_WRONLY | os.O_CLOEXEC)"),
+    ("hooks/entry.py", "_detach", "os.open('/dev/null', os.O_WRONLY | os.O_CLOEXEC)"),
     (
-        "hooks/supervision.py",
-        "detach",
+        "hooks/entry.py",
+        "_detach",
         "os.open('/proc/self/oom_score_adj', os.O_WRONLY | os.O_CLOEXEC)",
     ),
     # A prestart hook runs on the host, where the numbers of the state are those of /proc.

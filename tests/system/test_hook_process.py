@@ -487,6 +487,67 @@ def test_env_14_a_full_stderr_holds_nothing(bundle: Path, words: tuple[str, ...]
     assert done.returncode == (2 if "--deadline=x" in words else 0)
 
 
+def test_env_14_a_full_stderr_does_not_hold_the_report_of_a_killed_worker(bundle: Path) -> None:
+    """Another Python makes it, whose standard error is the caller's own."""
+    hook = hook_program.make(bundle / "hook", BROUGHT_IN.replace("CALL", FORBIDDEN["socket"]))
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    try:
+        while True:
+            os.write(writing, bytes(4096))
+    except BlockingIOError:
+        os.set_blocking(writing, True)
+    words = (hook, "update-container", "--mask-params")
+    try:
+        start = time.monotonic()
+        done = call(bundle, *words, capture_output=False, stderr=writing)
+        assert time.monotonic() - start < 9
+    finally:
+        os.close(reading)
+        os.close(writing)
+    assert done.returncode == 1
+
+
+def test_env_14_a_terminal_that_nobody_reads_holds_nothing(bundle: Path) -> None:
+    """It is ready to be written to, and then takes less than a page."""
+    code = BROUGHT_IN.replace("CALL", "[warn('x' * 4000) for _ in range(30)]")
+    hook = hook_program.make(bundle / "hook", code)
+    reading, writing = os.openpty()
+    words = (hook, "--deadline=1", "update-container", "--mask-params")
+    try:
+        start = time.monotonic()
+        call(bundle, *words, capture_output=False, stderr=writing)
+        assert time.monotonic() - start < 9
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_time_01_a_worker_that_writes_without_end_is_late(bundle: Path) -> None:
+    """There is always something to be relayed."""
+    code = BROUGHT_IN.replace("CALL", "exec('while True: os.write(2, bytes(4096))')")
+    blocked = "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])\n"
+    hook = hook_program.make(bundle / "hook", code + blocked)
+    start = time.monotonic()
+    done = call(bundle, hook, "--deadline=1", "update-container", "--mask-params")
+    assert time.monotonic() - start < 9
+    assert done.returncode == 1
+    assert "was not done in 1 s" in done.stderr
+    assert len(done.stderr) < 70 << 10
+
+
+@pytest.mark.parametrize("words", [("--deadline=x", *WORDS), ("no-such-hook",)])
+def test_env_14_a_closed_stderr_ends_nothing(bundle: Path, words: tuple[str, ...]) -> None:
+    """The exit status is that of the work, also where what the hook says reaches nobody."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = call(bundle, HOOK, *words, capture_output=False, stderr=writing)
+    finally:
+        os.close(writing)
+    assert done.returncode == (2 if "--deadline=x" in words else 0)
+
+
 def test_log_01_a_thousand_warnings_hold_nothing(bundle: Path) -> None:
     """What does not fit into a report is left out."""
     code = BROUGHT_IN.replace("CALL", "[warn('x' * 4000) for _ in range(1000)]")

@@ -102,7 +102,7 @@ def test_the_likeliest_tests_are_first(changed: str, test: str) -> None:
     ("name", "test"),
     [
         ("filter-missing", "tests/unit/gpuruntime/system/test_seccomp.py"),
-        ("hook-worker-holds-stdout", "tests/unit/hooks/test_worker.py"),
+        ("hook-worker-holds-stderr", "tests/unit/hooks/test_worker.py"),
         ("annotations-unfiltered", "tests/unit/gpuruntime/request/test_request_table.py"),
     ],
 )

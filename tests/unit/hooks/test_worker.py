@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import hook_program
@@ -18,7 +19,7 @@ import pytest
 # The work neither hears the alarm nor ends; it says what it holds, in the container's root.
 ENDLESS = """
 import os, signal, time
-from gpuruntime.system import ops
+from gpuruntime.system import ops, syscalls
 def execute(self, root, warn):
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
     for fd in os.listdir("/proc/self/fd"):
@@ -32,6 +33,7 @@ def execute(self, root, warn):
 ops.MaskParams.execute = execute
 # It is not confined.
 ops.MaskParams.ldconfig = "x"
+syscalls.die_with_parent = lambda: None
 """
 # No signal ends the worker, and it does not end with the launcher.
 NOTHING_ENDS_IT = {
@@ -39,19 +41,15 @@ NOTHING_ENDS_IT = {
     "call(SYS_kill, worker->pid, SIGKILL, 0, 0, 0);": "",
     "call(SYS_prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);": "",
 }
-# A worker that has the caller's standard output.
-KEEPS = """
-import posix
-real = os.dup2
-posix.dup2 = lambda fd, new, *rest: new if new == 1 else real(fd, new, *rest)
-"""
+# A worker that has the caller's standard error.
+HOLDS = {"call(SYS_dup3, error[1], 2, 0, 0, 0);": ""}
 
 
-def start(work: Path, weak: str = "", patience: float = 15) -> tuple[float, str]:
+def start(work: Path, weak: Mapping[str, str], patience: float = 15) -> tuple[float, str]:
     """Return after how long the caller's pipes had an end, and what was said."""
     (work / "rootfs").mkdir()
     (work / "config.json").write_text('{"root": {"path": "rootfs"}}')
-    program = hook_program.make(work / "hook", ENDLESS + weak, changes=NOTHING_ENDS_IT)
+    program = hook_program.make(work / "hook", ENDLESS, changes={**NOTHING_ENDS_IT, **weak})
     start = time.monotonic()
     with subprocess.Popen(
         [program, "--deadline=1", "update-container", "--mask-params"],
@@ -70,7 +68,7 @@ def start(work: Path, weak: str = "", patience: float = 15) -> tuple[float, str]
 @pytest.mark.slow
 def test_the_caller_waits_for_no_child(tmp_path: Path) -> None:
     """It reads until nobody holds its pipes any more, as runtimes do."""
-    seconds, said = start(tmp_path)
+    seconds, said = start(tmp_path, {})
     assert 0.9 < seconds < 14
     assert "was not done in 1 s" in said
     held = {path.name: os.readlink(path) for path in (tmp_path / "rootfs").iterdir()}
@@ -81,8 +79,8 @@ def test_the_caller_waits_for_no_child(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_control_a_worker_that_holds_standard_output(tmp_path: Path) -> None:
+def test_control_a_worker_that_holds_standard_error(tmp_path: Path) -> None:
     """The weak hook ends in time as well, and the caller waits on."""
-    seconds, said = start(tmp_path, KEEPS, patience=3)
+    seconds, said = start(tmp_path, HOLDS, patience=3)
     assert seconds > 2.9
     assert said == ""
