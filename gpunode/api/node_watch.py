@@ -58,7 +58,8 @@ async def label_values(client: AsyncClient, name: str, label: str) -> AsyncItera
 async def _next(watch: AsyncIterator[tuple[str, Node]]) -> Node | None:
     """Return the node after its next change, None at the end of the watch."""
     try:
-        _, node = await asyncio.wait_for(anext(watch), _SILENCE_S)
+        async with asyncio.timeout(_SILENCE_S):
+            _, node = await anext(watch)
     except (TimeoutError, StopAsyncIteration):
         return None
     return node

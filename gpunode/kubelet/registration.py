@@ -185,7 +185,8 @@ class Registrar:
                         self._look_at_registration(plugin)
                 wait = self._wait(is_watched=is_watched)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), wait)
+                async with asyncio.timeout(wait):
+                    await self._changed.wait()
 
     def _wait(self, *, is_watched: bool) -> float:
         """Return the seconds until the next look without a change."""

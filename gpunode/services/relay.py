@@ -167,7 +167,8 @@ class ClientEnd:
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._reports.append(future)
         self._send({"request": REPORT})
-        return await asyncio.wait_for(future, _REPORT_DEADLINE_S)
+        async with asyncio.timeout(_REPORT_DEADLINE_S):
+            return await future
 
     def _send(self, message: dict[str, Any]) -> None:
         if self._writer is not None:

@@ -114,7 +114,8 @@ class ServiceGroup:
 
     async def _pause(self, member: _Member, seconds: float | None) -> None:
         try:
-            await asyncio.wait_for(member.wake.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await member.wake.wait()
         except TimeoutError:
             pass
         member.wake.clear()

@@ -445,6 +445,21 @@ def test_nothing_stays_after_the_end(directory: Path) -> None:
     asyncio.run(case())
 
 
+@pytest.mark.parametrize("turns", [0, 1, 2, 3])
+def test_the_end_is_heard_while_something_changes(directory: Path, turns: int) -> None:
+    """So many turns of the event loop after a change that the registrar is about to notice."""
+
+    async def case() -> None:
+        async with asyncio.timeout(20), running(directory) as node:
+            await node.registered()
+            node.registrar._changed.set()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await node.registrar.close()
+
+    asyncio.run(case())
+
+
 def test_an_empty_socket_option_serves_without_registering(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
