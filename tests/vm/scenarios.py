@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -62,20 +63,27 @@ def keeps(guest: Guest, container: Container) -> Running:
 def still_keeps(running: Running) -> None:
     """Require that the container can open its GPU after each trigger, and no other."""
     name = running.container.name
-    for trigger in TRIGGERS:
-        command = trigger.format(
-            unit=running.unit, slice=running.slice, update=running.container.update or "true"
-        )
+    for command in triggers(running):
         require(running.has_gpu(command), f"{name}: the GPU is lost after {command}")
     require(running.executes(), f"{name}: a process that is started later cannot open the GPU")
     running.guest.require_healthy()
 
 
+def triggers(running: Running) -> list[str]:
+    """Return the commands of TRIGGERS for the container."""
+    update = running.container.update or "true"
+    return [
+        trigger.format(unit=running.unit, slice=running.slice, update=update)
+        for trigger in TRIGGERS
+    ]
+
+
 def loses(running: Running) -> None:
-    """Require that the container can open its GPU and loses it at a daemon-reload: a control."""
+    """Require that the container can open its GPU and loses it at one of TRIGGERS: a control."""
     name = running.container.name
     require(running.has_gpu(), f"{name}: the GPU cannot be opened at the start")
-    require(not running.has_gpu(RELOAD), f"{name}: the control keeps its GPU")
+    is_lost = any(not running.has_gpu(command) for command in triggers(running))
+    require(is_lost, f"{name}: the control keeps its GPU")
 
 
 def keeps_by_links(
@@ -96,8 +104,13 @@ def keeps_by_links(
 
 def needs_links(guest: Guest) -> bool:
     """Return whether runc omits a device that has no path in /dev/char, as before 1.1.7."""
-    version = guest.run("runc --version").split()[2]
-    return [int(part) for part in re.findall(r"\d+", version)[:3]] < [1, 1, 7]
+    return version_of(guest, "runc") < [1, 1, 7]
+
+
+def version_of(guest: Guest, program: str) -> list[int]:
+    """Return the version of runc or crun."""
+    version = guest.run(f"{program} --version").split()[2]
+    return [int(part) for part in re.findall(r"\d+", version)[:3]]
 
 
 @contextlib.contextmanager
@@ -165,7 +178,11 @@ def podman_cdi_runc(guest: Guest) -> None:
 
 def podman_cdi_crun(guest: Guest) -> None:
     """Keep a GPU with podman, crun and a CDI device, with and without our links."""
-    keeps(guest, podman("podman-cdi-crun", *CDI, runtime="crun"))
+    container = podman("podman-cdi-crun", *CDI, runtime="crun")
+    running = keeps(guest, dataclasses.replace(container, update=""))
+    # That of Debian 13 sets the rules without those of the device.
+    is_kept = version_of(guest, "crun") < [1, 21]
+    require(running.has_gpu(container.update) == is_kept, f"{container.update}: {not is_kept}")
     with no_links(guest):
         unlinked = podman("podman-cdi-crun-unlinked", *CDI, runtime="crun").run(guest)
         require(unlinked.has_gpu(RELOAD), "the GPU is lost without our links")
