@@ -29,19 +29,13 @@ _FLAGS = (
 )
 
 
-def make(
-    directory: Path,
-    before: str = "",
-    *,
-    name: str = NAME,
-    changes: Mapping[str, str] | None = None,
-) -> Path:
-    """Return the path of the hook *name*, made in *directory*, whose Python runs *before* first.
+def make(directory: Path, before: str, *, changes: Mapping[str, str] | None = None) -> Path:
+    """Return the path of a hook, made in *directory*, whose Python runs *before* first.
 
     *changes* are made in the C source of its launcher; each text is there once.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    program = directory / name
+    program = directory / NAME
     if changes:
         _compile(directory / "launcher", changes, program)
     else:

@@ -17,16 +17,16 @@
 #include "kernel.h"
 
 enum {
-	/* So long the worker may take until our code runs and says how long it needs: with too little
-	 * memory, Python's own start can go on for ever. */
+	/* The first deadline, until the worker sets one: with too little memory, Python may never finish
+	 * starting. */
 	START_S = 60,
-	/* So long another Python may take to say that the worker did not end well. */
+	/* How long the report on a failed worker may take, including the start of Python. */
 	REPORT_S = 10,
-	/* A day: as long as an operator may let us wait for the driver. */
+	/* The longest deadline, one day: discovery-timeout has no maximum. */
 	MOST_DEADLINE_S = 86400,
-	/* After its deadline the worker still has time to say which step was late. */
+	/* Added to each deadline: the worker reports which step was late. */
 	GRACE_MS = 400,
-	/* What it says beyond this is left out. */
+	/* Output on standard error beyond this is dropped. */
 	MOST_REPORT = 64 << 10,
 };
 

@@ -463,9 +463,8 @@ def test_env_14_deep_paths_need_more_descriptors_than_eight(bundle: Path, caller
     assert (bundle / "rootfs" / deep / "link").is_symlink()
 
 
-@pytest.mark.parametrize("words", [("--deadline=x", *WORDS), WORDS, ("no-such-hook",)])
-def test_env_14_a_full_stderr_holds_nothing(bundle: Path, words: tuple[str, ...]) -> None:
-    """Nobody reads what the hook says; it has work to warn of, or an error, or nothing to do."""
+def full_pipe() -> tuple[int, int]:
+    """Return the two ends of a pipe to which nothing more can be written."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     try:
@@ -473,6 +472,13 @@ def test_env_14_a_full_stderr_holds_nothing(bundle: Path, words: tuple[str, ...]
             os.write(writing, bytes(4096))
     except BlockingIOError:
         os.set_blocking(writing, True)
+    return reading, writing
+
+
+@pytest.mark.parametrize("words", [("--deadline=x", *WORDS), WORDS, ("no-such-hook",)])
+def test_env_14_a_full_stderr_holds_nothing(bundle: Path, words: tuple[str, ...]) -> None:
+    """Nobody reads what the hook says; it has work to warn of, or an error, or nothing to do."""
+    reading, writing = full_pipe()
     os.link(bundle / "rootfs/sbin/ldconfig", bundle / "rootfs/sbin/twin")
     if words == WORDS:
         words = (*words, "--chmod=700::/sbin/twin")
@@ -490,13 +496,7 @@ def test_env_14_a_full_stderr_holds_nothing(bundle: Path, words: tuple[str, ...]
 def test_env_14_a_full_stderr_does_not_hold_the_report_of_a_killed_worker(bundle: Path) -> None:
     """Another Python makes it, whose standard error is the caller's own."""
     hook = hook_program.make(bundle / "hook", BROUGHT_IN.replace("CALL", FORBIDDEN["socket"]))
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    try:
-        while True:
-            os.write(writing, bytes(4096))
-    except BlockingIOError:
-        os.set_blocking(writing, True)
+    reading, writing = full_pipe()
     words = (hook, "update-container", "--mask-params")
     try:
         start = time.monotonic()
