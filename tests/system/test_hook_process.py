@@ -523,13 +523,15 @@ def test_env_14_a_terminal_that_nobody_reads_holds_nothing(bundle: Path) -> None
         os.close(writing)
 
 
+@pytest.mark.system("strace")
 def test_time_01_a_worker_that_writes_without_end_is_late(bundle: Path) -> None:
-    """There is always something to be relayed."""
+    """Also where the launcher reads more slowly than the worker writes: it is traced."""
     code = BROUGHT_IN.replace("CALL", "exec('while True: os.write(2, bytes(4096))')")
     blocked = "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])\n"
     hook = hook_program.make(bundle / "hook", code + blocked)
     start = time.monotonic()
-    done = call(bundle, hook, "--deadline=1", "update-container", "--mask-params")
+    tracer = ("strace", "-o", "/dev/null")
+    done = call(bundle, *tracer, hook, "--deadline=1", "update-container", "--mask-params")
     assert time.monotonic() - start < 9
     assert done.returncode == 1
     assert "was not done in 1 s" in done.stderr
